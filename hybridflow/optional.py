@@ -49,19 +49,20 @@ def check_builds() -> None:
 
     Importing such a package fails, and with it every import of transformers.
     """
-    if "+cpu" not in _version("torch"):
+    if "+cpu" not in (torch := version_of("torch")):
         return
-    found = {name: _version(name) for name in _BUILT_WITH_TORCH}
+    found = {name: version_of(name) for name in _BUILT_WITH_TORCH}
     wrong = [name for name, build in found.items() if build and "+" not in build]
     if wrong:
         raise ConfigError(
-            f"torch is a CPU build ({_version('torch')}), but these packages are CUDA builds, which cannot be imported"
+            f"torch is a CPU build ({torch}), but these packages are CUDA builds, which cannot be imported"
             f" with it: {', '.join(wrong)}.",
             remedy=f"hybridflow does not need them: pip uninstall -y {' '.join(wrong)}",
         )
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The version of an installed package; empty if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

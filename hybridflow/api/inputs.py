@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hybridflow.elastic.compatibility import file_fingerprint
 from hybridflow.errors import ResourceError
+from hybridflow.launch.messages import from_here
 
 _DIGITS = 12
 
@@ -48,8 +49,7 @@ class Inputs:
                 f"The inputs of the run cannot be written to {self._folder}: {error.strerror or error}.",
                 remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
             ) from error
-        path, here = (final / name).absolute(), Path.cwd()
-        return str(path.relative_to(here) if path.is_relative_to(here) else path)
+        return str(from_here((final / name).absolute()))
 
 
 def _digest_of(directory: Path) -> str:

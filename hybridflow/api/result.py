@@ -26,7 +26,7 @@ from hybridflow.launch.messages import from_here
 from hybridflow.models.loading import quiet_transformers
 from hybridflow.observability import formatting
 from hybridflow.observability.ending import Ending, read_ending
-from hybridflow.observability.jsonlines import read_rows
+from hybridflow.observability.jsonlines import read_rows, rows_by_step
 from hybridflow.observability.progress import eval_label
 from hybridflow.observability.report import write_report
 from hybridflow.observability.trackers.jsonl import METRICS_FILE, SAMPLES_FILE
@@ -86,11 +86,9 @@ class Result:
     @property
     def metrics(self) -> Table:
         """The metrics of each step as a table; step 0 is the evaluation before training."""
-        rows: dict[int, dict[str, object]] = {}
-        for step, row in read_rows(self.run_dir / METRICS_FILE):
-            rows.setdefault(step, {}).update(row)
-        evaluated = [name for row in rows.values() for name in row if name.startswith("val-core/")]
-        return Table([row for _, row in sorted(rows.items())], shown=[*_SHOWN, *dict.fromkeys(evaluated)])
+        rows = [*rows_by_step(self.run_dir / METRICS_FILE).values()]
+        evaluated = [name for row in rows for name in row if name.startswith("val-core/")]
+        return Table(rows, shown=[*_SHOWN, *dict.fromkeys(evaluated)])
 
     @property
     def evaluation(self) -> dict[str, float]:
@@ -160,13 +158,9 @@ class Result:
         return directory
 
     def _evaluations(self) -> list[dict[str, float]]:
-        found = []
-        for row in self.metrics:
-            values = {name: value for name, value in row.items() if name.startswith(("val-core/", "val-aux/"))}
-            found += (
-                [{name: value for name, value in values.items() if isinstance(value, int | float)}] if values else []
-            )
-        return found
+        of = ("val-core/", "val-aux/")
+        rows = [[(name, value) for name, value in row.items() if name.startswith(of)] for row in self.metrics]
+        return [{name: value for name, value in row if isinstance(value, int | float)} for row in rows if row]
 
     def _facts(self) -> dict[str, str]:
         """The lines of its text."""

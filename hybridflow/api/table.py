@@ -58,11 +58,7 @@ class Table:
 
     def __repr__(self) -> str:
         header, rows, left_out = self._cells()
-        widths = [max(len(row[place]) for row in [header, *rows]) for place in range(len(header))]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [header, *rows]
-        ]
-        return "\n".join([*lines, *([left_out] if left_out else [])])
+        return "\n".join([*formatting.columns([header, *rows], str.rjust), *([left_out] if left_out else [])])
 
     def _repr_html_(self) -> str:
         header, rows, left_out = self._cells()
@@ -81,10 +77,4 @@ class Table:
         left_out = ""
         if len(kept) < len(self._rows) or len(names) < len(columns):
             left_out = f"{len(kept)} of {len(self._rows)} rows, {len(names)} of {len(columns)} columns"
-        return names, [[_cell(row.get(name)) for name in names] for row in kept], left_out
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    return formatting.short(value) if isinstance(value, float) else str(value)
+        return names, [[formatting.cell(row.get(name)) for name in names] for row in kept], left_out

@@ -139,6 +139,7 @@ def _sampling_errors(config: Experiment) -> Iterator[ConfigError]:
             yield ConfigError(
                 f"rollout.{name}.stop={stop} has an empty text.",
                 remedy='Give texts that end a response, such as ["</answer>"] or ["\\n\\n"], or leave the setting out.',
+                key=f"rollout.{name}.stop",
             )
 
 

@@ -43,11 +43,9 @@ class Parts:
             done += len(part)
 
 
-def _ignore(done: int, total: int) -> None:
-    pass
-
-
-def evaluate_held_out(dataflow: Dataflow, batch: Batch, on_part: OnPart = _ignore) -> tuple[Metrics, list[Sample]]:
+def evaluate_held_out(
+    dataflow: Dataflow, batch: Batch, on_part: OnPart = lambda done, total: None
+) -> tuple[Metrics, list[Sample]]:
     """The metrics of held-out rows by the dataflow's `evaluate`, and no samples."""
     on_part(0, len(batch))
     return measured(dataflow.evaluate(batch) or {}, owner=f"{type(dataflow).__name__}.evaluate"), []

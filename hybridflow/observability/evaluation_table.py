@@ -34,7 +34,8 @@ def summaries(rows: Sequence[Row]) -> list[dict[str, Json]]:
 def table_text(found: Sequence[Mapping[str, Json]]) -> str:
     """The summaries as aligned columns."""
     names = list(dict.fromkeys(name for summary in found for name in summary))
-    return "\n".join(formatting.columns([names, *([_cell(summary.get(name)) for name in names] for summary in found)]))
+    rows = [[formatting.cell(summary.get(name)) for name in names] for summary in found]
+    return "\n".join(formatting.columns([names, *rows]))
 
 
 def _summary(source: str, rows: Sequence[Row]) -> dict[str, Json]:
@@ -60,7 +61,3 @@ def _summary(source: str, rows: Sequence[Row]) -> dict[str, Json]:
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def _cell(value: Json) -> str:
-    return formatting.short(value) if isinstance(value, float) else str("" if value is None else value)

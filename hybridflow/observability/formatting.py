@@ -1,7 +1,7 @@
 """Numbers for people to read: durations, counts, three significant digits, sparklines."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -52,10 +52,15 @@ def short(number: float) -> str:
     return f"{number:.{decimals}f}"
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
     """Rows of cells as lines with aligned columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
+
+
+def cell(value: object) -> str:
+    """A value in a table; empty for None."""
+    return short(value) if isinstance(value, float) else "" if value is None else str(value)
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:

@@ -91,6 +91,14 @@ def read_rows(path: Path, *, up_to: float = math.inf) -> Iterator[tuple[int, dic
                 logger.warning("file=%s line=%d is not a JSON object with a step and is skipped.", path, number)
 
 
+def rows_by_step(path: Path) -> dict[int, dict[str, Json]]:
+    """The objects of a file by step, in order; several of one step are one."""
+    found: dict[int, dict[str, Json]] = {}
+    for step, row in read_rows(path):
+        found.setdefault(step, {}).update(row)
+    return dict(sorted(found.items()))
+
+
 def set_aside(path: Path) -> Path | None:
     """Renames an earlier run's file (`metrics.jsonl` -> `metrics.1.jsonl`), so that nothing is mixed or lost."""
     if not path.is_file() or path.stat().st_size == 0:

@@ -7,13 +7,13 @@ import shlex
 import socket
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 
 from hybridflow import __version__
 from hybridflow.observability.logs import log_to_file
+from hybridflow.optional import version_of
 
 STARTED = "started hybridflow="
 """The beginning of the first line that a start writes to run.log."""
@@ -25,7 +25,7 @@ _GIT_SECONDS = 5.0
 def log_start() -> None:
     """Writes the lines to run.log, not to the console."""
     versions = [f"python={platform.python_version()}"]
-    versions += [f"{name}={number}" for name in _PACKAGES if (number := _version(name))]
+    versions += [f"{name}={number}" for name in _PACKAGES if (number := version_of(name))]
     cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     memory = f"{psutil.virtual_memory().total / 2**30:.0f}"
     for line in (
@@ -35,13 +35,6 @@ def log_start() -> None:
         f" directory={Path.cwd()} commit={_commit()}",
     ):
         log_to_file(logging.INFO, line)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _gpus() -> str:

@@ -10,7 +10,7 @@ from hybridflow.observability.progress import eval_label
 from hybridflow.observability.report.catalogue import charts_of_runs
 from hybridflow.observability.report.charts import COLORS, chart_card
 from hybridflow.observability.report.config import differing_settings
-from hybridflow.observability.report.document import html_page
+from hybridflow.observability.report.document import html_page, html_table
 from hybridflow.observability.report.record import RunRecord, Series
 from hybridflow.observability.report.samples import samples_of_runs
 
@@ -49,18 +49,14 @@ def _table(runs: Mapping[str, RunRecord]) -> str:
     evaluations = [name for name in metrics if name.startswith("val-core/")][:_MAX_EVALUATIONS]
     scores = [name for name in _SCORES if name in metrics]
     titles = ["run", "ended", "steps", "time", *map(eval_label, evaluations), *(_SCORES[name] for name in scores)]
-    rows = ""
+    rows = []
     for place, (name, record) in enumerate(runs.items()):
         cells = [f'<i class="key c{place % COLORS}"></i>{shown(name)}', _ended(record), str(record.last_step)]
-        cells.append(_duration(record))
+        cells.append(formatting.spoken_duration(record.seconds) if record.seconds else "")
         cells += [_evaluation(record.metrics.get(metric)) for metric in evaluations]
         cells += [_recent(record.metrics.get(metric)) for metric in scores]
-        rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    head = "".join(f"<th>{shown(title)}</th>" for title in titles)
-    return (
-        f'<section><div class="card scroll"><table class="runs"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody>'
-        "</table></div></section>"
-    )
+        rows.append("".join(f"<td>{cell}</td>" for cell in cells))
+    return f"<section>{html_table('runs', titles, rows)}</section>"
 
 
 def _ended(record: RunRecord) -> str:
@@ -76,20 +72,13 @@ def _ended(record: RunRecord) -> str:
     return f'<b class="ending {shown(ending.how)}">{shown(ending.how)}</b>{said}{warnings}'
 
 
-def _duration(record: RunRecord) -> str:
-    seconds = record.seconds
-    return formatting.spoken_duration(seconds) if seconds else ""
-
-
 def _evaluation(series: Series | None) -> str:
     """The last evaluation, and the best one if that is another."""
-    found = [(value, step) for step, value in zip(series.steps, series.values, strict=True)] if series else []
-    found = [(value, step) for value, step in found if math.isfinite(value)]
-    if series is None or not found:
+    if series is None or not (found := series.points):
         return ""
-    last, at = found[-1]
-    is_low_good = series.name.endswith(_LOW_IS_GOOD)
-    best, best_at = min(found, key=lambda pair: (pair[0] if is_low_good else -pair[0], pair[1]))
+    at, last = found[-1]
+    sign = 1.0 if series.name.endswith(_LOW_IS_GOOD) else -1.0
+    best_at, best = min(found, key=lambda point: (sign * point[1], point[0]))
     other = f"best {formatting.short(best)} at step {best_at}" if best != last else "the best"
     other = "" if len(found) == 1 else f"<br/><small>{other}</small>"
     return f"<b>{formatting.short(last)}</b> <small>at step {at}</small>{other}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridflow.observability.printable import shown
+from hybridflow.observability.report.document import html_table
 
 _ORIGIN = re.compile(r"^(?P<setting>.*?)\s+#\s*origin:\s*(?P<origin>.*?)\s*$")
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[^\s:#-][^:]*):(?: (?P<value>.*))?")
@@ -54,12 +55,8 @@ def differing_settings(texts: Mapping[str, str]) -> str:
     if not differing:
         same = "The runs have the same settings." if len(runs) > 1 else "Fewer than two runs have a config.yaml."
         return f'<section><h2>Settings that differ</h2><p class="note">{same}</p></section>'
-    head = "".join(f"<th>{shown(run)}</th>" for run in runs)
-    rows = "".join(f"<tr><th>{shown(key)}</th>{_cells(key, [*runs.values()])}</tr>" for key in differing)
-    return (
-        '<section><h2>Settings that differ</h2><div class="card scroll"><table class="settings"><thead><tr><th></th>'
-        f"{head}</tr></thead><tbody>{rows}</tbody></table></div></section>"
-    )
+    rows = [f"<th>{shown(key)}</th>{_cells(key, [*runs.values()])}" for key in differing]
+    return f"<section><h2>Settings that differ</h2>{html_table('settings', ['', *runs], rows)}</section>"
 
 
 def _cells(key: str, runs: Sequence[Mapping[str, _Setting]]) -> str:

@@ -1,5 +1,6 @@
 """A page as one HTML file without other resources, which can refresh itself."""
 
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +18,15 @@ def html_page(title: str, body: str, *, is_renewed: bool = False) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{shown(title)}</title><style>{_asset('page.css')}</style></head>"
         f"<body{refresh}><main>{body}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def html_table(kind: str, titles: Iterable[str], rows: Iterable[str]) -> str:
+    """A card with a table that scrolls; each row is the HTML of its cells, and titles are texts."""
+    head = "".join(f"<th>{shown(title)}</th>" for title in titles)
+    return (
+        f'<div class="card scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table></div>"
     )
 
 

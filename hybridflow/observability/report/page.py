@@ -98,8 +98,7 @@ def _tiles(record: RunRecord) -> str:
 
 def _evaluation_tile(series: Series, last_step: int) -> str:
     """The last and the first evaluation, with the step of the last one if later steps were not evaluated."""
-    found = [(step, value) for step, value in zip(series.steps, series.values, strict=True) if math.isfinite(value)]
-    if not found:
+    if not (found := series.points):
         return ""
     step, value = found[-1]
     said = [f"at step {step}"] if len(found) == 1 or step != last_step else []

@@ -11,7 +11,7 @@ from typing import Literal
 from hybridflow.errors import Advice, DataError
 from hybridflow.observability import diagnosis
 from hybridflow.observability.ending import Ending, read_ending
-from hybridflow.observability.jsonlines import Json, read_rows
+from hybridflow.observability.jsonlines import read_rows, rows_by_step
 from hybridflow.observability.logs import LOG_FILE
 from hybridflow.observability.provenance import STARTED
 from hybridflow.observability.samples import Sample, sample_of_row
@@ -31,9 +31,14 @@ class Series:
     values: list[float]
 
     @property
+    def points(self) -> list[tuple[int, float]]:
+        """The steps with finite values."""
+        return [both for both in zip(self.steps, self.values, strict=True) if math.isfinite(both[1])]
+
+    @property
     def finite(self) -> list[float]:
         """The finite values."""
-        return [value for value in self.values if math.isfinite(value)]
+        return [value for _, value in self.points]
 
 
 @dataclass(frozen=True)
@@ -119,11 +124,8 @@ def _read_warnings(path: Path) -> Warnings:
 
 
 def _read_metrics(path: Path) -> dict[str, Series]:
-    by_step: dict[int, dict[str, Json]] = {}
-    for step, row in read_rows(path):
-        by_step.setdefault(step, {}).update(row)
     found: dict[str, Series] = {}
-    for step, row in sorted(by_step.items()):
+    for step, row in rows_by_step(path).items():
         del row["step"]
         for name, value in row.items():
             series = found.setdefault(name, Series(name, [], []))

@@ -1,10 +1,11 @@
 """Samples in the report: evaluation prompts over the run, and the latest training samples."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import shown, shown_sample
+from hybridflow.observability.report.document import html_table
 from hybridflow.observability.report.record import RunRecord
 from hybridflow.observability.samples import (
     RIGHT_AT,
@@ -62,14 +63,8 @@ def samples_of_runs(runs: Mapping[str, RunRecord]) -> str:
     if all(len(response) <= _SHORT_CHARACTERS for response in responses):
         rows = [(asked[prompt], answers[prompt]) for prompt in shared[:_FILM_ROWS]]
         return f"<section><h2>Samples</h2>{note}{_chips([*titles.values()], rows)}</section>"
-    cards = ""
-    for prompt in shared[:_COMPARED_ROWS]:
-        found = zip(titles.values(), answers[prompt], strict=True)
-        columns = "".join(_response(sample, shown(title)) for title, sample in found if sample)
-        cards += (
-            f'<article class="card pair"><h3>{_text(asked[prompt])}</h3><div class="columns">{columns}</div></article>'
-        )
-    return f"<section><h2>Samples</h2>{note}{cards}</section>"
+    cards = [_card(asked[prompt], zip(titles.values(), answers[prompt], strict=True)) for prompt in shared]
+    return f"<section><h2>Samples</h2>{note}{''.join(cards[:_COMPARED_ROWS])}</section>"
 
 
 def _disagreement(samples: Sequence[Sample | None]) -> tuple[int, float]:
@@ -116,30 +111,26 @@ def _chips(titles: Sequence[str], samples: Sequence[tuple[str, Sequence[Sample |
     for prompt, responses in samples:
         cells = "".join(f"<td>{_answer(each)}</td>" if each else "<td></td>" for each in responses)
         answer = next((each.answer for each in responses if each and each.answer is not None), None)
-        expected = f"<td>{_text(answer)}</td>" if answer is not None else "<td></td>"
-        rows.append(f"<tr><th>{_text(visible(prompt))}</th>{cells}{expected}</tr>")
-    head = "".join(f"<th>{shown(title)}</th>" for title in titles)
-    return (
-        f'<div class="card scroll"><table class="film"><thead><tr><th>prompt</th>{head}<th>answer</th></tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+        rows.append(f"<th>{_text(visible(prompt))}</th>{cells}<td>{_text(answer or '')}</td>")
+    return html_table("film", ["prompt", *titles, "answer"], rows)
 
 
 def _comparison(compared: Sequence[Pair], first: int, last: int) -> str:
     """A card per prompt with its first and last response, for long responses."""
-    cards = [
-        f'<article class="card pair"><h3>{_text(asked)}</h3><div class="columns">'
-        f"{_response(pair.before, f'step {first}')}{_response(pair.now, f'step {last}')}</div></article>"
-        for pair, asked in zip(compared, _asked([pair.now for pair in compared]), strict=True)
-    ]
-    return "".join(cards)
+    asked = _asked([pair.now for pair in compared])
+    titled = [((f"step {first}", pair.before), (f"step {last}", pair.now)) for pair in compared]
+    return "".join(map(_card, asked, titled))
 
 
-def _response(sample: Sample, label: str) -> str:
-    return (
-        f'<div><p class="note">{label} {_score(sample)}</p>'
+def _card(asked: str, responses: Iterable[tuple[str, Sample | None]]) -> str:
+    """A prompt, and long responses to it side by side, each below its title."""
+    columns = "".join(
+        f'<div><p class="note">{shown(title)} {_score(sample)}</p>'
         f'<div class="text">{_text(sample.response) or "(empty)"}</div></div>'
+        for title, sample in responses
+        if sample
     )
+    return f'<article class="card pair"><h3>{_text(asked)}</h3><div class="columns">{columns}</div></article>'
 
 
 def _sample_table(samples: Sequence[Sample]) -> str:
@@ -148,11 +139,8 @@ def _sample_table(samples: Sequence[Sample]) -> str:
         texts = "".join(
             f'<td class="text">{_text(text)}</td>' for text in (asked, sample.response, sample.answer or "")
         )
-        rows.append(f"<tr>{texts}<td>{_score(sample)}</td></tr>")
-    return (
-        '<div class="card scroll"><table class="samples"><thead><tr><th>prompt</th><th>response</th><th>answer</th>'
-        f"<th>score</th></tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+        rows.append(f"{texts}<td>{_score(sample)}</td>")
+    return html_table("samples", ["prompt", "response", "answer", "score"], rows)
 
 
 def _score(sample: Sample) -> str:

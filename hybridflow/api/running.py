@@ -2,19 +2,20 @@
 
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, redirect_stderr
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 
 from rich.console import Console
 
 from hybridflow.api.callbacks import Callback, after_step
 from hybridflow.api.result import Result
+from hybridflow.dataflows.loop import AfterStep
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import Faults, HybridflowError, explained
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine
-from hybridflow.launch.execute import execute
+from hybridflow.launch.execute import OpenedRun, opened_run
 from hybridflow.launch.messages import say_finished
 from hybridflow.launch.prepare import Prepared, prepare
 from hybridflow.observability.logs import logging_restored
@@ -24,19 +25,28 @@ from hybridflow.optional import check_builds
 
 def run_composed(composed: Composed, callbacks: Sequence[Callback]) -> Result:
     """Executes a run and returns its result. Raises what ended it: an error, or `KeyboardInterrupt` after Ctrl-C."""
+    with opened(composed, after_step(callbacks)) as (run, stop):
+        outcome = run.loop.run()
+    if outcome.stopped is not None:
+        interrupt(stop)
+    return Result(run.run.checkpoints.run_dir)
+
+
+@contextmanager
+def opened(composed: Composed, after_step: AfterStep | None = None) -> Iterator[tuple[OpenedRun, Stop]]:
+    """Starts a composed run; closing it stops all processes and writes the report. Raises the error that ended it."""
     check_builds()
     stop, console = Stop(), notebook_or_terminal()
     with stop.handled(), logging_restored(), logs_with(console):
         prepared = prepared_or_refused(composed)
         try:
-            finished = execute(prepared, console, stop, after_step(callbacks))
+            with opened_run(prepared, console, stop, after_step) as run:
+                yield run, stop
         except HybridflowError as error:
             shown = with_traces(error, prepared)
             raise shown from shown.__cause__
-        say_finished(finished, console)
-    if finished.outcome.stopped is not None:
-        interrupt(stop)
-    return Result(prepared.directory)
+        assert run.finished is not None, "the run has no ending"
+        say_finished(run.finished, console)
 
 
 def interrupt(stop: Stop) -> None:

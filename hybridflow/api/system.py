@@ -4,18 +4,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hybridflow.api.running import interrupt, logs_with, notebook_or_terminal, prepared_or_refused
+from hybridflow.api.running import interrupt, opened
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.loop import Loop, Run
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.execute import opened_run
-from hybridflow.launch.messages import say_finished
-from hybridflow.observability.logs import logging_restored
 from hybridflow.observability.metrics import Metrics, measured
-from hybridflow.optional import check_builds
 
 
 class System:
@@ -110,15 +106,9 @@ class System:
 @contextmanager
 def opened_system(composed: Composed) -> Iterator[System]:
     """Starts a composed run; closing it stops all processes and writes the report."""
-    check_builds()
-    stop, console = Stop(), notebook_or_terminal()
-    with stop.handled(), logging_restored(), logs_with(console):
-        prepared = prepared_or_refused(composed)
-        with opened_run(prepared, console, stop) as opened, opened.loop.may_be_abandoned():
-            system = System(opened.run, opened.loop, stop)
-            opened.loop.begin()
-            yield system
-            system.close()
-        assert opened.finished is not None, "the run has no ending"
-        say_finished(opened.finished, console)
+    with opened(composed) as (run, stop), run.loop.may_be_abandoned():
+        system = System(run.run, run.loop, stop)
+        run.loop.begin()
+        yield system
+        system.close()
     interrupt(stop)

@@ -5,6 +5,9 @@ from typing import TypeVar
 
 from hybridflow.errors import ConfigError
 
+ORIGIN = "  # origin: "
+"""Precedes the origin of each value in the record of a run, which holds all settings, whoever set them."""
+
 
 class Section:
     """Base class of the configuration's dataclasses. Assigning to a field of a sealed section raises `ConfigError`."""

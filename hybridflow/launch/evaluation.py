@@ -11,7 +11,7 @@ import yaml
 from pyarrow import Table, parquet
 
 from hybridflow.config.derived import run_dir
-from hybridflow.config.section import leaves
+from hybridflow.config.section import ORIGIN, leaves
 from hybridflow.elastic.export import checkpoint_of, export_model
 from hybridflow.elastic.manifest import MANIFEST
 from hybridflow.engines.training.state_files import MODEL_DIRECTORY
@@ -19,7 +19,6 @@ from hybridflow.errors import CheckpointError, ConfigError, HybridflowError, Res
 from hybridflow.launch.command import run_command
 from hybridflow.launch.compose.command_line import parse_command_line
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.compose.files import ORIGIN
 from hybridflow.launch.compose.trainers import known_command
 from hybridflow.launch.run_directory import CONFIG_FILE
 from hybridflow.observability.jsonlines import Json, read_rows

@@ -12,12 +12,10 @@ from hybridflow.models.geometry import text_config
 from hybridflow.models.loading import one_line
 
 
-def load_tokenizer(
-    directory: Path, *, pad_token: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
+def load_tokenizer(directory: Path, *, pad_token: str | None = None) -> PreTrainedTokenizerBase:
     """Loads the tokenizer in a directory; `pad_token` must name an existing token if it has no padding token."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # transformers checks little, and fails in as many ways as a file can be wrong
         raise EngineError(
             f"No tokenizer can be loaded from {directory}: {one_line(error)}.",

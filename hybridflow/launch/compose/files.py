@@ -24,6 +24,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import register_schema
+from hybridflow.config.section import ORIGIN
 from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
 from hybridflow.launch.compose.overrides import Setting, Typed, located, named_place, settings_of
 from hybridflow.launch.compose.presets import preset_name
@@ -39,9 +40,6 @@ TABLES: dict[str, type | None] = {
     "reward.settings": None,
 }
 """Tables whose rows the user names, and the section that a row is."""
-
-ORIGIN = "  # origin: "
-"""Precedes the origin of each value in the record of a run, which holds all settings, whoever set them."""
 
 _MOST_NODES = 100_000
 """Names and values that a run file may hold."""

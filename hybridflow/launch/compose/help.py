@@ -7,10 +7,11 @@ from typing import cast
 from omegaconf import OmegaConf
 
 from hybridflow.config import fields
+from hybridflow.config.section import ORIGIN
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.command_line import CommandLine
 from hybridflow.launch.compose.compose import Composed, compose_run, plain
-from hybridflow.launch.compose.files import ORIGIN, TABLES
+from hybridflow.launch.compose.files import TABLES
 from hybridflow.launch.compose.overrides import shown, suggestion
 from hybridflow.launch.compose.presets import default_choices, presets
 from hybridflow.launch.compose.run_files import COMMAND

@@ -17,8 +17,9 @@ import yaml
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
+from hybridflow.config.section import ORIGIN
 from hybridflow.errors import STRICT, ConfigError, Faults
-from hybridflow.launch.compose.files import ORIGIN, file_content, file_nodes
+from hybridflow.launch.compose.files import file_content, file_nodes
 from hybridflow.launch.compose.overrides import (
     COMMAND_LINE,
     RUN_FILE,

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hybridflow.config.section import ORIGIN
 from hybridflow.observability.printable import shown
 from hybridflow.observability.report.document import html_table
 
-_ORIGIN = re.compile(r"^(?P<setting>.*?)\s+#\s*origin:\s*(?P<origin>.*?)\s*$")
 _KEY = re.compile(r"(?P<indent> *)(?P<key>[^\s:#-][^:]*):(?: (?P<value>.*))?")
 _OF_EACH_RUN = ("trainer.run_dir", "trainer.experiment")
 """Settings that differ because the runs are different runs."""
@@ -31,13 +31,15 @@ def config_section(text: str) -> str:
     if not text.strip():
         return ""
     rows, deepest = [], 0
-    for line, origin in reversed(_with_origins(text)):
+    for line, noted, origin in reversed(_lines(text)):
         indent = len(line) - len(line.lstrip())
         is_section = origin is None and bool(line.strip()) and indent < deepest
         is_changed = origin not in (None, "default")
         if is_section or is_changed:
             deepest = indent if is_section else max(deepest, indent)
-        rows.append(f'<span class="{"changed" if is_section or is_changed else "default"}">{_html(line)}\n</span>')
+        comment = "" if noted in ("", "default") else f"<em>{shown(noted)}</em>"
+        kind = "changed" if is_section or is_changed else "default"
+        rows.append(f'<span class="{kind}">{shown(line)}{comment}\n</span>')
     return (
         '<section><h2>Configuration</h2><div class="card config"><label><input type="checkbox" id="all-settings"> '
         f"show default settings</label><pre>{''.join(reversed(rows))}</pre></div></section>"
@@ -74,12 +76,11 @@ def _settings(text: str) -> dict[str, _Setting]:
     """Values and origins by dotted name; the lines of a list or a long text are one value."""
     found: dict[str, _Setting] = {}
     path: list[tuple[int, str]] = []
-    for line, origin in _with_origins(text):
-        match, setting = _ORIGIN.match(line), ".".join(key for _, key in path)
-        content = match["setting"] if match else line
-        if (key := _KEY.fullmatch(content)) is None:
+    for line, _, origin in _lines(text):
+        setting = ".".join(key for _, key in path)
+        if (key := _KEY.fullmatch(line)) is None:
             if setting in found:
-                value = f"{found[setting].value} {content.strip()}".strip()
+                value = f"{found[setting].value} {line.strip()}".strip()
                 found[setting] = _Setting(value, found[setting].origin)
             continue
         path = [(indent, name) for indent, name in path if indent < len(key["indent"])]
@@ -89,21 +90,11 @@ def _settings(text: str) -> dict[str, _Setting]:
     return found
 
 
-def _html(line: str) -> str:
-    found = _ORIGIN.match(line)
-    if found is None:
-        return shown(line)
-    return shown(found["setting"]) + ("" if found["origin"] == "default" else f"<em>{shown(found['origin'])}</em>")
-
-
-def _with_origins(text: str) -> list[tuple[str, str | None]]:
-    """Each line with its origin; lines of a list or a long text have the origin of their setting."""
-    found: list[tuple[str, str | None]] = []
+def _lines(text: str) -> list[tuple[str, str, str | None]]:
+    """Each line, the origin that it notes, and that of its setting, which the lines of a list or a long text share."""
+    found: list[tuple[str, str, str | None]] = []
     origin: str | None = None
-    for line in text.splitlines():
-        if (match := _ORIGIN.match(line)) is not None:
-            origin = match["origin"]
-        elif line.rstrip().endswith(":"):
-            origin = None
-        found.append((line, origin))
+    for line, _, noted in (each.partition(ORIGIN) for each in text.splitlines()):
+        origin = noted or (None if line.rstrip().endswith(":") else origin)
+        found.append((line, noted, origin))
     return found

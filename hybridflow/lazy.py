@@ -20,5 +20,5 @@ def lazy_names(package: str, places: Mapping[str, str]) -> Callable[[str], objec
 
 
 def names_with(package: str, places: Iterable[str]) -> Callable[[], list[str]]:
-    """The `__dir__` of a package that lists these names as well, so that notebooks can complete them."""
-    return lambda: sorted({*vars(sys.modules[package]), *places})
+    """The `__dir__` of a package that lists these names, and no others of its own, so that notebooks complete them."""
+    return lambda: sorted({*(name for name in vars(sys.modules[package]) if name.startswith("__")), *places})

@@ -18,7 +18,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.derived import run_dir
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.recovery import INPUTS_FOLDER
-from hybridflow.errors import STRICT, Faults
+from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.overrides import Typed, parse_overrides, typed_settings
@@ -119,6 +119,7 @@ class Experiment:
 def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = STRICT) -> tuple[str, Typed]:
     """The name of the configuration of an experiment, and its settings, with objects stored in a folder, by default in
     the run's directory. Adds the problems of objects and settings to `faults`."""
+    _check_types(experiment)
     algorithm = experiment.algorithm
     command = _command(algorithm)
     before = parse_overrides(command.overrides)
@@ -150,6 +151,20 @@ def _composed(experiment: Experiment) -> Composed:
         raise with_notes(faults.found)
     STRICT.add(*faults.warnings)
     return composed
+
+
+def _check_types(experiment: Experiment) -> None:
+    """Raises `ConfigError` for an algorithm or settings of a wrong type, such as the words of a command line."""
+    if not isinstance(experiment.algorithm, str | type):
+        raise ConfigError(
+            f"algorithm= is of type {type(experiment.algorithm).__name__}.",
+            remedy="Give a name, such as 'grpo', or a dataflow class. Settings are the second argument.",
+        )
+    if not isinstance(experiment.settings, Mapping):
+        raise ConfigError(
+            f"settings= is of type {type(experiment.settings).__name__}.",
+            remedy="Give a mapping, such as {'trainer.total_steps': 10}.",
+        )
 
 
 def _command(algorithm: Algorithm) -> TrainingCommand:

@@ -13,8 +13,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.api.functions import setting_of
 from hybridflow.api.inputs import Inputs
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.other_names import counterpart
 from hybridflow.config.paths import PREFIX
 from hybridflow.errors import STRICT, ConfigError, DataError, Faults
+from hybridflow.launch.compose.overrides import suggestion
 from hybridflow.models.loading import quiet_transformers
 
 if TYPE_CHECKING:
@@ -74,7 +77,11 @@ def object_settings(objects: Objects, inputs: Inputs, faults: Faults = STRICT) -
     found: dict[str, object] = {}
     for name, given in objects.items():
         if name not in makers:
-            raise TypeError(f"unexpected argument '{name}'; known are {', '.join(makers)}")
+            instead = counterpart(name) or did_you_mean(name, makers).rstrip() or suggestion(name).rstrip()
+            raise TypeError(
+                f"unexpected argument '{name}'. {instead} The objects are {', '.join(makers)}; settings are the second"
+                " argument, a mapping."
+            )
         before = len(faults.found)
         with faults.caught():
             found |= {} if given is None else makers[name](given)
@@ -122,7 +129,7 @@ def _stored(given: object, name: str, inputs: Inputs) -> str:
             return inputs.keep(name, given.save_pretrained)
     kind = "PreTrainedModel" if name == "model" else "PreTrainedTokenizerBase"
     raise ConfigError(
-        f"{name}= is a {type(given).__name__}.",
+        f"{name}= is of type {type(given).__name__}.",
         remedy=f"Give a path, a name on the Hugging Face Hub, or a {kind} of transformers.",
     )
 
@@ -139,7 +146,7 @@ def _files(given: object, name: str, inputs: Inputs) -> list[str]:
         return [inputs.keep("data.parquet", given.to_parquet)]  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise DataError(
-            f"{name}= is a {type(given).__name__}.",
+            f"{name}= is of type {type(given).__name__}.",
             remedy="Give a list of mappings, one per row; a datasets.Dataset; a pandas DataFrame; or paths of files.",
         )
     rows = list(given)
@@ -160,7 +167,7 @@ def _is(given: object, module: str, kind: str) -> bool:
 def _line(row: object, number: int, name: str) -> str:
     if not isinstance(row, Mapping):
         raise DataError(
-            f"{name}=: row {number} is a {type(row).__name__}.",
+            f"{name}=: row {number} is of type {type(row).__name__}.",
             remedy="Give each row as a mapping, such as {'prompt': '1+1=', 'answer': '2'}.",
         )
     try:
@@ -189,7 +196,8 @@ def _functions(given: object, inputs: Inputs, *, key: str) -> list[object]:
     for each in several:
         if not isinstance(each, str) and not callable(each):
             raise ConfigError(
-                f"{key}= has a {type(each).__name__}.", remedy="Give functions, or names as in reward.functions."
+                f"{key}= has an object of type {type(each).__name__}.",
+                remedy="Give functions, or names as in reward.functions.",
             )
     return [plain_value(each, inputs, key=key) for each in several]
 

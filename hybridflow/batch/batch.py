@@ -10,7 +10,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from hybridflow.batch import wire
-from hybridflow.batch.columns import Column, Rows, by_kind, chosen, concatenated
+from hybridflow.batch.columns import Column, Rows, by_kind, chosen, concatenated, missing_columns_remedy
 from hybridflow.batch.ragged import Ragged, row_positions
 from hybridflow.errors import BatchError
 
@@ -117,7 +117,7 @@ class Batch:
         if missing:
             raise BatchError(
                 f"The stage '{stage}' needs the columns {missing}; the batch has {self.columns}.",
-                remedy="Join the stage that provides them first (see batch/columns.py for who provides what).",
+                remedy=missing_columns_remedy(missing),
             )
 
     def with_columns(

@@ -4,7 +4,7 @@ Kinds: `row` has one value per sequence; `tokens` one per token, ragged, aligned
 `object` is a Python list.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -37,6 +37,8 @@ class ColumnSpec:
     meaning: str
     producer: str
 
+
+_ADVANTAGES = "actor.advantages or critic.advantages"
 
 COLUMNS: dict[str, ColumnSpec] = {
     "uid": ColumnSpec(
@@ -84,9 +86,9 @@ COLUMNS: dict[str, ColumnSpec] = {
     ),
     "values": ColumnSpec(Kind.tokens, torch.float32, "the critic's value of each response token", "critic.values"),
     "rewards": ColumnSpec(
-        Kind.tokens, torch.float32, "reward of each token: the score at the last one, less the KL penalty", "advantages"
+        Kind.tokens, torch.float32, "reward of each token: the score at the last one, less the KL penalty", _ADVANTAGES
     ),
-    "advantages": ColumnSpec(Kind.tokens, torch.float32, "advantage of each response token", "advantages"),
+    "advantages": ColumnSpec(Kind.tokens, torch.float32, "advantage of each response token", _ADVANTAGES),
     "correction_weights": ColumnSpec(
         Kind.tokens, torch.float32, "importance weight of the old policy against the rollout", "actor.update"
     ),
@@ -105,8 +107,14 @@ COLUMNS: dict[str, ColumnSpec] = {
     "ref_sums": ColumnSpec(
         Kind.row, torch.float32, "summed log-probability under the reference model; [B, 2] for pairs", "loader"
     ),
-    "returns": ColumnSpec(Kind.tokens, torch.float32, "the critic's target", "advantages"),
+    "returns": ColumnSpec(Kind.tokens, torch.float32, "the critic's target", _ADVANTAGES),
 }
+
+
+def missing_columns_remedy(missing: Iterable[str]) -> str:
+    """The remedy for a stage whose batch lacks these columns: the calls that add them."""
+    added = [f"'{name}' is added by {COLUMNS[name].producer}" for name in missing if name in COLUMNS]
+    return f"Join the call that adds them before this one{': ' if added else ''}{', '.join(added)}."
 
 
 def chosen(column: Column, rows: Rows) -> Column:

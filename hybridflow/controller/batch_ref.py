@@ -7,6 +7,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
+from hybridflow.batch.columns import missing_columns_remedy
 from hybridflow.batch.ragged import row_positions
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
@@ -185,7 +186,7 @@ class BatchRef:
         if missing and self.settled:
             raise BatchError(
                 f"The stage '{stage}' needs the columns {missing}; the batch has {self.declared}.",
-                remedy="Join the stage that provides them first (see batch/columns.py for who provides what).",
+                remedy=missing_columns_remedy(missing),
             )
 
     def portion(

@@ -106,8 +106,8 @@ class SignedStore(dist.Store):
         raise ResourceError(
             f"The store at {self.address}, which connects the ranks of this run, holds {len(found)} bytes under '{key}'"
             " that none of them wrote.",
-            remedy="Another program writes to the run's port: restrict access to the network between the nodes"
-            " (docs/how_to/security.md), then resume from the last checkpoint.",
+            remedy="Another program writes to the run's port: restrict access to the network between the nodes,"
+            " then resume from the last checkpoint.",
         )
 
     def _signature(self, key: str, data: bytes) -> bytes:

@@ -83,7 +83,7 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
     elif whole := config.prompt_key or table.first(_WHOLES):
         prompt_name, values = whole, table.column(whole, key="data.prompt_key")
         check_prompts(values, table)
-        completion_name = "assistant turns, or whole texts"
+        completion_name = _learned_of_wholes(values, is_dialogue=whole == "chosen")
         pairs = [_split(value, config, is_dialogue=whole == "chosen") for value in values]
     else:
         raise DataError(
@@ -108,6 +108,17 @@ def _of_one_form(prompt: Prompt, completion: object, place: str) -> tuple[Prompt
     if isinstance(prompt, str) and isinstance(completion, list) and completion and text_flaw(completion) is None:
         return split_response(prompt, completion, what="completion", place=place)
     return prompt, completion
+
+
+def _learned_of_wholes(wholes: Sequence[Prompt], *, is_dialogue: bool) -> str:
+    """Says what is learned of conversations and texts, for the log."""
+    conversations = [whole for whole in wholes if not isinstance(whole, str)]
+    parts = ["every assistant turn"] if conversations else []
+    if any(turn["role"] == "tool" for conversation in conversations for turn in conversation):
+        parts = ["every assistant turn, and no tool turn"]
+    if len(conversations) < len(wholes):
+        parts.append("the last reply" if is_dialogue else "the whole text")
+    return ", or ".join(parts)
 
 
 def _split(whole: Prompt, config: Data, *, is_dialogue: bool) -> tuple[Prompt, Response]:

@@ -1,5 +1,6 @@
 """Public layouts of data sets that do not have our columns: recognized by their columns, and rewritten as ours."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,9 @@ class Layout:
     known_by: tuple[str, ...]
     rewritten: Callable[[Table], Table]
 
+    joins_columns: bool = False
+    """Whether a prompt may have the text of several columns."""
+
 
 def recognized(table: Table, prompt_key: str | None = None) -> Table:
     """The table with our columns if it has a public layout, whose name is then the table's `layout`.
@@ -41,6 +45,7 @@ def recognized(table: Table, prompt_key: str | None = None) -> Table:
     if prompt_key is not None:
         if prompt_key not in table.columns:
             return table
+        _warn_of_other_parts(table, prompt_key)
         turns = [_messages(value) for value in table.columns[prompt_key]]
         return replace(table, columns={**table.columns, prompt_key: turns})
     for layout in LAYOUTS:
@@ -55,6 +60,18 @@ def recognized(table: Table, prompt_key: str | None = None) -> Table:
             if found is not table:
                 return replace(found, layout=layout.name)
     return table
+
+
+def _warn_of_other_parts(table: Table, prompt_key: str) -> None:
+    """Warns if the column has only part of the prompts of a public layout."""
+    for layout in LAYOUTS:
+        names = (prompt_key, *layout.known_by)
+        if layout.joins_columns and not table.is_part and all(name in table.columns for name in names):
+            cut = layout.rewritten(table).columns["prompt"] != list(table.columns[prompt_key])
+            if cut and prompt_key in layout.known_by:
+                words = "data.prompt_key=%s leaves out a part of the prompts; without it, the layout %s is recognized"
+                table.log(logging.WARNING, words, prompt_key, layout.name)
+                return
 
 
 def _sharegpt(table: Table) -> Table:
@@ -169,9 +186,9 @@ LAYOUTS = (
     Layout("ShareGPT", ("conversations",), _sharegpt),
     Layout("OpenAssistant", ("message_id", "parent_id", "text", "role"), _open_assistant),
     Layout("UltraChat", ("data",), _ultrachat),
-    Layout("Alpaca", ("instruction", "input"), _alpaca),
-    Layout("Alpaca", ("instruction", "output"), _alpaca),
-    Layout("Dolly", ("instruction", "response"), _alpaca),
-    Layout("SVAMP", ("Body", "Question"), _svamp),
+    Layout("Alpaca", ("instruction", "input"), _alpaca, joins_columns=True),
+    Layout("Alpaca", ("instruction", "output"), _alpaca, joins_columns=True),
+    Layout("Dolly", ("instruction", "response"), _alpaca, joins_columns=True),
+    Layout("SVAMP", ("Body", "Question"), _svamp, joins_columns=True),
 )
 """The first that fits is taken."""

@@ -9,6 +9,7 @@ from hybridflow.config.data import Data, Truncation
 from hybridflow.data.sources import Table
 from hybridflow.data.tokenization import PromptCompletion, TokenizedCompletions, completion_token_ids
 from hybridflow.errors import DataError
+from hybridflow.observability.formatting import percent
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def check_left(left: int, total: int, config: Data, table: Table, *, of: str) ->
     """
     if left == total or table.is_part:
         return
-    found = f"{left} of {total} {of} left ({100 * left / total:.2g}%)"
+    found = f"{left} of {total} {of} left ({percent(left, total)})"
     if left == 0 or left < config.min_kept_fraction * total:
         low = "" if left == 0 else ", or allow it: data.min_kept_fraction=0"
         raise DataError(

@@ -126,6 +126,7 @@ def _nearest_path(path: Path) -> str:
     near = did_you_mean(path.name, names, are_files=True)
     if near:
         return f"{near}It is in '{around}'."
+    names.sort(key=lambda name: not suffix_of(Path(name)))  # files of rows first
     return f"'{around}' contains: {', '.join(names[:8])}." if names else f"'{around}' is empty."
 
 

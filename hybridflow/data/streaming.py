@@ -20,6 +20,7 @@ from hybridflow.data.selection import prepared
 from hybridflow.data.sources import Table, columns_of_rows, open_dataset, read_table
 from hybridflow.data.stored_rows import Concatenated, DatasetRows, StoredRows, stored_file
 from hybridflow.errors import ConfigError, DataError
+from hybridflow.observability.formatting import percent
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class StreamedRows:
         if self._asked < self._next_warning or self._left == self._asked:
             return
         self._next_warning = 10 * self._asked
-        found = f"{self._left} of {self._asked} rows left so far ({100 * self._left / self._asked:.2g}%)"
+        found = f"{self._left} of {self._asked} rows left so far ({percent(self._left, self._asked)})"
         logger.warning("data=%s %s", self._name, found)
         if self._left == 0 or self._left < self._config.min_kept_fraction * self._asked:
             raise DataError(

@@ -82,6 +82,8 @@ def checkpoint_of(run_dir: Path, step: int | None) -> Checkpoint:
             remedy=f"Use --step with one of: {', '.join(steps)}. A run keeps its last trainer.keep_checkpoints"
             " checkpoints.",
         )
+    if not run_dir.is_dir():
+        raise CheckpointError(f"There is no directory '{run_dir}'.", remedy="Give the directory of a run (runs/NAME).")
     if (found := store.latest()) is None:
         runs = [path.parent.parent for path in sorted(run_dir.glob("*/checkpoints/step_*")) if path.is_dir()]
         nearest = f" Runs below it: {', '.join(map(str, dict.fromkeys(runs)))}." if runs else ""

@@ -52,6 +52,12 @@ def short(number: float) -> str:
     return f"{number:.{decimals}f}"
 
 
+def percent(part: float, whole: float) -> str:
+    """Two significant digits, `0.22%` or `36%`; `100%` means all, and nearly all is `99.5%` to `99.9%`."""
+    share = 100 * part / whole
+    return f"{share:.2g}%" if share < 99.5 else f"{share if part == whole else min(share, 99.9):.3g}%"
+
+
 def columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
     """Rows of cells as lines with aligned columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

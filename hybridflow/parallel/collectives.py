@@ -72,7 +72,8 @@ def checked_size(size: int) -> int:
         return size
     raise EngineError(
         f"A rank announced a message of {size} bytes; at most {MOST_BYTES} are accepted.",
-        remedy="Check whether other programs can reach the ranks' ports (docs/how_to/security.md).",
+        remedy="Check whether other programs can reach the ranks' ports, and restrict access to the network between"
+        " the nodes.",
     )
 
 

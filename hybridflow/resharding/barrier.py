@@ -107,7 +107,7 @@ class Barrier:
             return ResourceError(
                 f"The store of the ranks' barrier holds {len(found)} bytes under '{self._key('outcome')}' that no rank"
                 " of this run wrote.",
-                remedy="Restrict access to the network between the nodes (docs/how_to/security.md), then resume.",
+                remedy="Restrict access to the network between the nodes, then resume.",
             )
 
     def _missing(self, ranks: list[int], what: str) -> ResourceError:

@@ -16,10 +16,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_CONCURRENT = 8
 _CONNECT_SECONDS = 5.0
-_REMEDY = (
-    'A server answers {"rewards": [...]} with a number, or null, per element of "query"; see'
-    " docs/how_to/custom_reward.md."
-)
+_REMEDY = 'A server answers {"rewards": [...]} with a number, or null, per element of "query".'
 _WHEN_DOWN = (
     "Start the server again and repeat the command, which resumes from the last checkpoint. To wait longer for a server"
     " that restarts, raise reward.settings.NAME.attempts or retry_seconds."

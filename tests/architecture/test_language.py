@@ -1,5 +1,6 @@
 """Words and phrases that documents, docstrings, comments and messages do not use, and what to write instead."""
 
+import ast
 import re
 from collections.abc import Iterator
 
@@ -65,6 +66,17 @@ def violations(path: str, text: str) -> Iterator[Violation]:
 def test_no_text_uses_a_banned_phrase():
     found = [each for path in tracked_files() if CHECKED.match(path) for each in violations(path, text_of(path))]
     assert not found, "\n".join(f"{violation.subject}: {violation.found}" for violation in found)
+
+
+def test_no_message_refers_to_a_page_that_is_not_installed():
+    found = []
+    for path in tracked_files():
+        if path.startswith("hybridflow/") and path.endswith(".py"):
+            tree = ast.parse(text_of(path))
+            plain = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+            constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in plain]
+            found += [path for node in constants if isinstance(node.value, str) and "docs/" in node.value]
+    assert found == [], "say it in the message: the wheel has no docs/"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The words of a training command: options, run files, and settings."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,11 @@ class CommandLine:
 
 def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCommand | None) -> CommandLine:
     """The words after a training command. Without a command, the run files name it."""
+    if isinstance(argv, str | Mapping) or not all(isinstance(word, str) for word in argv):
+        raise ConfigError(
+            f"The words of {program} are of type {type(argv).__name__}, not a list of text.",
+            remedy='Write ["trainer.total_steps=1"]. For settings as a mapping, and for objects, use hybridflow.run.',
+        )
     parser = argparse.ArgumentParser(prog=program, add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])

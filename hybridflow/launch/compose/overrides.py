@@ -115,7 +115,7 @@ def typed_settings(given: Mapping[str, object], faults: Faults = STRICT) -> Type
 def suggestion(key: str) -> str:
     """A suggestion for an unknown key, followed by a space: the setting that replaced it, the one that
     another system calls so, or the nearest."""
-    if known := replacement(key) or counterpart(key) or _of_followed_role(key):
+    if known := replacement(key) or counterpart(key) or _of_followed_role(key) or _of_functions(key):
         return f"{known} "
     if close := fields.nearest(key):
         return f"Did you mean {close}? "
@@ -131,6 +131,14 @@ def _of_followed_role(key: str) -> str | None:
     role, _, rest = key.partition(".")
     followed = f"{_FOLLOWED.get(role)}.{rest}"
     return f"The reference follows {followed}." if role in _FOLLOWED and fields.find(followed) is not None else None
+
+
+def _of_functions(key: str) -> str | None:
+    """`roles.style.settings.length.target`: settings of functions are the same in every role."""
+    section, _, rest = key.partition(".")
+    setting = rest.partition(".")[2]
+    is_of_function = section == "roles" and setting.startswith("settings.")
+    return f"Settings of functions apply in every role: reward.{setting}." if is_of_function else None
 
 
 def shown(value: object) -> str:

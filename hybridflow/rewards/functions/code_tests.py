@@ -110,7 +110,7 @@ class CodeTestsReward:
             logger.warning(
                 "reward.functions=code_tests: tests such as %.200r compare in the program's own process, where a"
                 " deceptive program can claim to have passed. Compare calls with literals (assert f(1) == 2), or give"
-                " inputs and outputs: see docs/how_to/code_rewards.md",
+                ' {"inputs": [...], "outputs": [...]}',
                 unsplit,
             )
 

@@ -24,6 +24,10 @@ def test_every_name_is_listed_documented_and_is_what_its_module_defines():
         assert words in page
 
 
+def test_a_notebook_completes_the_public_names_and_no_others():
+    assert {name for name in dir(hybridflow) if not name.startswith("__")} == set(hybridflow.__places__)
+
+
 def test_a_wrong_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'hybridflow' has no attribute 'trian'"):
         hybridflow.__getattr__("trian")

@@ -58,13 +58,13 @@ def test_equal_rows_are_one_file_and_paths_stay_paths(tmp_path):
 @pytest.mark.parametrize(
     ("objects", "words"),
     [
-        ({"data": {"prompt": ["a"]}}, "data= is a dict"),
+        ({"data": {"prompt": ["a"]}}, "data= is of type dict"),
         ({"data": []}, "data= has no rows"),
-        ({"data": ["a", {"prompt": "b"}]}, "data=: row 1 is a str"),
+        ({"data": ["a", {"prompt": "b"}]}, "data=: row 1 is of type str"),
         ({"eval_data": [{"prompt": "a", "lock": threading.Lock()}]}, "eval_data=: row 1 cannot be written .* a lock"),
         ({"data": datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS))}, r"data= has several splits \(train\)"),
-        ({"reward": 3}, "reward= has a int"),
-        ({"model": 3}, "model= is a int"),
+        ({"reward": 3}, "reward= has an object of type int"),
+        ({"model": 3}, "model= is of type int"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_in_words(tmp_path, objects, words):

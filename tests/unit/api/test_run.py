@@ -227,6 +227,36 @@ def test_an_unknown_algorithm_is_named_with_the_nearest():
     assert "grpo" in unknown.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words", "remedy"),
+    [
+        ((["trainer.total_steps=1"],), "algorithm= is of type list", "Settings are the second argument"),
+        (("grpo", ["trainer.total_steps=1"]), "settings= is of type list", "mapping"),
+    ],
+)
+def test_the_words_of_a_command_line_are_refused_as_settings(arguments, words, remedy):
+    with pytest.raises(ConfigError, match=words) as refused:
+        hybridflow.run(*arguments)
+    assert remedy in refused.value.remedy
+    assert words in hybridflow.plan(*arguments).text
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("train_dataset", "from Python data="),
+        ("reward_funcs", "from Python reward="),
+        ("processing_class", "from Python tokenizer="),
+        ("args", "the second argument"),
+        ("num_generations", "rollout.samples_per_prompt"),
+        ("rewards", "Did you mean 'reward'"),
+    ],
+)
+def test_the_arguments_of_other_systems_lead_to_those_here(name, instead):
+    with pytest.raises(TypeError, match=f"unexpected argument '{name}'.*{instead}"):
+        hybridflow.run("grpo", **{name: None})
+
+
 def test_a_run_file_and_the_record_of_a_run_are_experiments(desk):
     Path("base.yaml").write_text("command: grpo\ntrainer: {total_steps: 2, experiment: filed}\n")
     experiment = hybridflow.Experiment.load("base.yaml").with_settings(SETTINGS | {"trainer.total_steps": 1})

@@ -133,7 +133,7 @@ def test_an_adapter_is_added_to_the_model_it_was_trained_on(toy_dir, run_of, tmp
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{tmp}/nowhere", "{tmp}/out"], "has no checkpoint"),
+        (["{tmp}/nowhere", "{tmp}/out"], "There is no directory '{tmp}/nowhere'"),
         (["{tmp}", "{tmp}/out"], "Runs below it: {tmp}/run"),
         (
             ["{run}", "{tmp}/out", "--role", "critic"],

@@ -10,6 +10,7 @@ import pytest
 from hybridflow.cli.completion import COMPLETE
 from hybridflow.cli.main import _COMMANDS, main
 from hybridflow.launch.compose.trainers import RUN, command_words
+from hybridflow.trainer import main_ppo
 
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
@@ -42,3 +43,10 @@ def test_the_version_is_printed_and_help_lists_training_first(capsys):
 
 def test_no_word_is_two_commands():
     assert not set(_COMMANDS) & {RUN, COMPLETE, *command_words()}
+
+
+@pytest.mark.parametrize("words", [{"trainer.total_steps": 1}, [("reward.functions", [max])], "trainer.total_steps=1"])
+def test_settings_that_are_no_words_are_referred_to_python(words, capsys):
+    assert main_ppo.main(words) == 2
+    said = capsys.readouterr().err
+    assert f"are of type {type(words).__name__}, not a list of text" in said and "use hybridflow.run" in said

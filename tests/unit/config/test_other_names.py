@@ -40,7 +40,7 @@ def test_prefixes_and_dashes_of_other_command_lines_are_understood():
         ("algorithm.adv_estimator", "algorithm=NAME"),
         ("trainer.logger", "trainer.trackers"),
         ("custom_reward_function.path", "reward.functions"),
-        ("beta", "algorithm.kl.coefficient in main_ppo, algorithm.preference.beta in main_dpo"),
+        ("beta", "algorithm.kl.coefficient in hybridflow ppo, algorithm.preference.beta in hybridflow dpo"),
         ("trainer.n_gpus_per_node", "trainer.devices"),
         ("gradient_accumulation_steps", "actor.microbatch_tokens"),
         ("actor.use_kl_loss", "algorithm.kl.placement=loss"),

@@ -60,9 +60,10 @@ def test_without_required_columns_all_travel():
     assert sorted(actor.columns_seen(batch).result()) == sorted(expected)
 
 
-def test_a_missing_column_is_named_with_the_stage_that_needs_it():
-    with pytest.raises(BatchError, match=r"actor\.values.*response_ids.*Join the stage"):
+def test_a_missing_column_is_named_with_the_stage_that_needs_it_and_the_call_that_adds_it():
+    with pytest.raises(BatchError, match=r"actor\.values.*response_ids") as missing:
         group(Model).values(prompts())
+    assert "'response_ids' is added by rollout.generate" in missing.value.remedy
 
 
 def test_one_rank_reads_the_very_tensors_the_driver_gave():

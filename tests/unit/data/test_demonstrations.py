@@ -79,6 +79,25 @@ def test_a_row_without_anything_to_learn_is_named(tmp_path, chat_tokenizer, row)
         loaded(tmp_path / "a.jsonl", chat_tokenizer, [row])
 
 
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+ANSWER = {"role": "tool", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([{"messages": [USER, REPLY]}], "completion=every assistant turn duplicates"),
+        ([{"messages": [USER, CALL, ANSWER, REPLY]}], "completion=every assistant turn, and no tool turn"),
+        ([{"text": "abc"}], "completion=the whole text"),
+        ([{"chosen": "\n\nHuman: a\n\nAssistant: b"}], "completion=the last reply"),
+    ],
+)
+def test_the_log_says_which_part_of_conversations_and_texts_is_learned(tmp_path, chat_tokenizer, caplog, rows, said):
+    caplog.set_level("INFO", logger="hybridflow")
+    loaded(tmp_path / "a.jsonl", chat_tokenizer, rows)
+    assert said in caplog.text
+
+
 def test_keys_name_the_columns_that_are_not_known(tmp_path, tokenizer):
     rows = [{"body": "x", "reply": "y"}]
     with pytest.raises(DataError, match=r"it has: body, reply.*data\.prompt_key"):

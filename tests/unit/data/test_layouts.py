@@ -96,6 +96,22 @@ def test_a_column_that_prompt_key_names_may_have_the_turns_of_sharegpt(tmp_path,
     assert texts(chat_tokenizer, batch.tokens("prompt_ids").rows()) == [CHAT]
 
 
+@pytest.mark.parametrize(
+    ("row", "key", "layout"),
+    [
+        ({"Body": "Two apples.", "Question": "How many?"}, "Question", "SVAMP"),
+        ({"instruction": "Add", "input": "1 2", "output": "3"}, "instruction", "Alpaca"),
+        ({"instruction": "Say yes", "input": "", "output": "yes"}, "instruction", None),
+        ({"Body": "Two apples.", "Question": "How many?", "whole": "a"}, "whole", None),
+    ],
+)
+def test_a_prompt_key_that_leaves_out_a_part_of_the_prompts_is_warned_of(
+    tmp_path, chat_tokenizer, caplog, row, key, layout
+):
+    load_prompts([written(tmp_path / "a.jsonl", [row])], Data(prompt_key=key), chat_tokenizer)
+    assert (f"without it, the layout {layout} is recognized" in caplog.text) is (layout is not None)
+
+
 def test_a_reply_to_a_message_that_is_missing_is_an_error(tmp_path, chat_tokenizer):
     rows = [json.loads(line) for line in (LAYOUTS / "open_assistant.jsonl").read_text().splitlines()]
     path = written(tmp_path / "a.jsonl", rows[1:])

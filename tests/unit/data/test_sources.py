@@ -97,6 +97,7 @@ def test_a_folder_and_a_pattern_are_the_rows_of_their_files_in_order(tmp_path, m
     [
         (["train-0.parquet", "test-0.parquet"], "d", "files of several splits: test, train", "'d/train*.parquet'"),
         (["a.parquet", "info.json"], "d", "several formats: .json, .parquet", "'d/*.json'"),
+        (["README.md", "rows.jsonl"], "d/train.jsonl", "No such file", "contains: rows.jsonl, README.md"),
         (["README.md"], "d", "a directory with no data files; it contains: README.md", "'d/**/*.parquet'"),
         (["a.parquet"], "d/*.jsonl", "No file matches 'd/*.jsonl'", "Correct the pattern"),
         (["a.parquet", "b.md"], "d/*", "matches files in no supported format: b.md", "Narrow the pattern"),

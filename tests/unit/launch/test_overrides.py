@@ -58,6 +58,7 @@ def test_settings_keep_their_order_and_a_group_is_chosen_by_the_last_word():
     [
         ("actor={lr: 1}", "Did you mean actor.optimizer.learning_rate?"),
         ("hydra.run.dir=x", "Did you mean trainer.run_dir?"),
+        ("roles.style.settings.length.target=4", "apply in every role: reward.settings.length.target."),
         ("algorithm.name=1", "Did you mean algorithm=NAME?"),
         ("reference.microbatch_tokens=1", "The reference follows actor.microbatch_tokens."),
         ("algorithm.recompute_logprobs=1", "Use algorithm.old_logprobs=recompute, which replaced it"),

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hybridflow.observability.formatting import count, duration, short, sparkline, spoken_duration
+from hybridflow.observability.formatting import count, duration, percent, short, sparkline, spoken_duration
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,11 @@ def test_sparkline_rises_with_the_values_and_keeps_to_its_cells():
     assert sparkline([1.0, math.nan, 2.0], 8) == "▁█"
     assert sparkline([3.0, 3.0], 8) == "▁▁"
     assert sparkline([1.0], 8) == ""
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "text"),
+    [(5, 2312, "0.22%"), (26, 64, "41%"), (7470, 7473, "99.9%"), (1991, 2000, "99.5%"), (3, 3, "100%"), (0, 3, "0%")],
+)
+def test_a_share_is_all_only_if_it_is_whole(part, whole, text):
+    assert percent(part, whole) == text

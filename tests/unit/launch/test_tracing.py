@@ -9,7 +9,7 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import learns_from_samples
-from hybridflow.errors import Advice, BatchError, ConfigError, HybridflowError
+from hybridflow.errors import Advice, BatchError, ConfigError, WorkerError
 from hybridflow.graph.trace import DRIVER, Trace
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.trainers import command_of_dataflow
@@ -177,6 +177,11 @@ def test_a_drawing_for_a_cpu_has_the_engines_of_a_cpu_on_a_machine_with_gpus(mon
         ),
         ("self.rollout.sample(prompts)", ConfigError, "has no method 'sample'"),
         ("self.actor.advantages(prompts)", BatchError, "needs the columns"),
+        (
+            "batch = self.rollout.generate(prompts)\nself.actor.update(batch)",
+            WorkerError,
+            r"actor\.update.* needs the columns \['advantages'\].*\(mine\.py, line 14\)",
+        ),
     ],
 )
 def test_a_step_that_breaks_is_told_with_its_line_and_an_error_of_ours_speaks_for_itself(
@@ -330,15 +335,6 @@ def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_pa
     with pytest.raises((ConfigError, BatchError), match=message) as caught:
         list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
     assert remedy in caught.value.remedy
-
-
-def test_an_update_without_its_advantages_is_refused_with_its_line_and_the_call_that_adds_them(tmp_path):
-    path = own(tmp_path, STEP.replace("batch = self.actor.advantages(batch)", "pass"))
-    with pytest.raises(
-        HybridflowError, match=r"actor\.update.* needs the columns \['advantages'\].*mine\.py, line"
-    ) as caught:
-        list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
-    assert "'advantages' is added by actor.advantages" in caught.value.remedy
 
 
 def test_what_the_first_step_sets_is_there_in_the_second_which_is_not_drawn(tmp_path):

@@ -41,7 +41,6 @@ class Epochs:
         self._latest: tuple[int, Tensor] = (-1, torch.empty(0, dtype=torch.int64))
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The rows at these positions, which may span several epochs."""
         first, last = start // self.num_rows, max(start, stop - 1) // self.num_rows
         stream = torch.cat([self._epoch(epoch) for epoch in range(first, last + 1)])
         return stream[start - first * self.num_rows : stop - first * self.num_rows]
@@ -80,7 +79,6 @@ class Mixture:
         """Draws from each file before block 0, 1, ..., as far as they are known."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The rows at these positions."""
         parts = []
         while start < stop:
             block, end = start // _BLOCK, min(stop, (start // _BLOCK + 1) * _BLOCK)
@@ -138,7 +136,6 @@ class GrowingWindow:
         self._seed = seed
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The rows of the batch start..stop-1."""
         if start >= self._positions:
             return self._epochs.rows(start - self._positions, stop - self._positions)
         num_rows, batch = len(self._easiest), stop - start

@@ -69,7 +69,6 @@ class DAPO(Dataflow):
         """The punishment of the longest responses."""
 
     def step(self, prompts: Batch) -> Metrics:
-        """One DAPO iteration."""
         settings, further = self.settings, self.streams["prompts"].next
         gathered = dynamic_sampling(
             prompts, self.sample, further, metric=settings.filter_metric, max_refills=settings.max_refills

@@ -18,7 +18,6 @@ class GRPO(Dataflow):
     reference: FrozenModel | None
 
     def step(self, prompts: Batch) -> Metrics:
-        """One GRPO iteration."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
 
         scores = self.reward.score(batch)

@@ -39,7 +39,6 @@ class PFPPO(PPO):
                 )
 
     def step(self, prompts: Batch) -> Metrics:
-        """One PPO iteration."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
 
         scores = self.reward.score(batch)

@@ -12,7 +12,6 @@ class PPOPtx(PPO):
     reads_pretraining = True
 
     def step(self, prompts: Batch) -> Metrics:
-        """One PPO iteration."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
 
         scores = self.reward.score(batch)

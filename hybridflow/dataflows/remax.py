@@ -18,7 +18,6 @@ class ReMax(Dataflow):
     reference: FrozenModel | None
 
     def step(self, prompts: Batch) -> Metrics:
-        """One ReMax iteration."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
         greedy = self.rollout.generate(prompts.repeat(1), purpose="greedy")
 

@@ -54,7 +54,6 @@ class SafeRLHF(PPO):
         self.multiplier = self.settings.multiplier
 
     def step(self, prompts: Batch) -> Metrics:
-        """One PPO iteration."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
 
         scores = self.reward.score(batch)
@@ -94,5 +93,4 @@ class SafeRLHF(PPO):
         return {"multiplier": self.multiplier}
 
     def restore(self, state: dict[str, object]) -> None:
-        """Restores what `state` returned."""
         self.multiplier = float(str(state["multiplier"]))

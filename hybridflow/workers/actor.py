@@ -51,7 +51,6 @@ class ActorWorker(ModelWorker):
 
     @transfer(GENERATION, provides=GENERATED_COLUMNS, changes=False)
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
-        """One response per prompt. `purpose` chooses the sampling settings: train, eval or greedy."""
         with self.weights.awake_rollout() as rollout:
             return rollout.generate(prompts, purpose)
 
@@ -133,7 +132,6 @@ class ActorWorker(ModelWorker):
 
     @transfer(BROADCAST, changes=False)
     def publish_weights(self, version: int) -> None:
-        """Gives the rollout the trained weights, under a version."""
         self.weights.publish(version)
 
     @transfer(BROADCAST, changes=False)

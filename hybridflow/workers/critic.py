@@ -61,7 +61,6 @@ class CriticWorker(ModelWorker):
         return self._estimation.kl_controller.state()
 
     def restore(self, state: dict[str, float]) -> None:
-        """Restores what `state` returned."""
         self._estimation.kl_controller.restore(state)
 
 

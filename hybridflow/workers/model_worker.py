@@ -106,7 +106,6 @@ class ModelWorker(Worker):
 
     @transfer(BROADCAST)
     def load(self, directory: Path) -> None:
-        """Reads what `save` wrote."""
         source = directory / self.context.role
         self.engine.load(source)
         self.rest()

@@ -116,7 +116,6 @@ class RolloutWorker(Worker):
 
     @transfer(GENERATION, provides=GENERATED_COLUMNS, changes=False)
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
-        """One response per prompt. `purpose` chooses the sampling settings: train, eval or greedy."""
         return self._generator.generate(prompts, purpose)
 
 

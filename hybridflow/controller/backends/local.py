@@ -56,7 +56,6 @@ class LocalBackend:
         return list(stored)
 
     def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds (of the slowest rank) since the last drain."""
         return self._times.drain()
 
     def mark(self) -> None:

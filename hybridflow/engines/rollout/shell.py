@@ -48,7 +48,6 @@ class RolloutShell(ABC):
         """A response to each prompt: tokens, log-probabilities, and whether the length limit was reached [B]."""
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
-        """See `RolloutEngine.generate`."""
         if self.is_asleep:
             raise EngineError("The rollout engine is asleep.", remedy="Call wake() before generate().")
         if self._missing is not None:
@@ -62,15 +61,12 @@ class RolloutShell(ABC):
         return response_batch(tokens, logprobs, truncated, version=self.version, sampling=sampling)
 
     def weight_slots(self) -> Mapping[str, WeightShard]:
-        """See `RolloutEngine.weight_slots`."""
         return self._slots
 
     def weights_changing(self) -> None:
-        """See `RolloutEngine.weights_changing`."""
         self._missing = "are being written, or a transfer that wrote them failed"
 
     def weights_changed(self, *, version: int) -> None:
-        """See `RolloutEngine.weights_changed`."""
         self._missing = None
         self.version = version
 

@@ -62,11 +62,9 @@ class CudaCopies:
         self._done = done
 
     def join(self) -> None:
-        """See `PendingCopies.join`."""
         torch.cuda.current_stream().wait_event(self._done)
 
     def wait(self) -> None:
-        """See `PendingCopies.wait`."""
         self._done.synchronize()
         self._pairs = ()
 
@@ -89,7 +87,6 @@ class CudaHostLink:
         return memory[:num_bytes]
 
     def start(self, pairs: Sequence[tuple[Tensor, Tensor]], *, outward: bool) -> CudaCopies:
-        """See `HostLink.start`."""
         stream, done = self._outward if outward else self._inward, torch.cuda.Event()
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream), torch.no_grad():

@@ -47,19 +47,16 @@ class MasterAdamW(torch.optim.AdamW):
         self.step()
 
     def offload(self, pool: HostPool) -> None:
-        """Moves moments and float32 copies to the host; `step` then brings them to the device a bucket at a time."""
         if self._streamed is None:
             self._streamed = StreamedState(self.weight_of, pool)
         self._streamed.settle(self)
 
     def onload(self) -> None:
-        """Moves them to the device until the next `offload`."""
         if self._streamed is not None:
             self._streamed.onload(self)
             self._streamed = None
 
     def settle(self) -> None:
-        """Moves state that was just created or loaded to where the rest of the state is (host or device)."""
         if self._streamed is not None:
             self._streamed.settle(self)
 

@@ -113,7 +113,6 @@ class EngineShell(ABC, Generic[OptimizerT]):
         return {"grad_norm": mean(norm), "lr": last(rate)}
 
     def offload(self, *parts: Part) -> None:
-        """See `TrainEngine.offload`."""
         self._move(set(parts) - self.away, away=True)
         self.away |= set(parts)
 
@@ -123,14 +122,12 @@ class EngineShell(ABC, Generic[OptimizerT]):
         self.away -= set(parts)
 
     def save(self, directory: Path) -> None:
-        """See `TrainEngine.save`."""
         with self._weights_on_device():
             check_finite(self._held_shards(), self._setup.ranks)
             self._save_weights(directory)
             save_optimizer(directory, self._stepped_tensors(), self.steps, self._setup.ranks)
 
     def load(self, directory: Path) -> None:
-        """See `TrainEngine.load`."""
         with self._weights_on_device():
             self._load_weights(directory)
             own = [shard for shard in self._held_shards() if shard.tensor.dtype is torch.float32]

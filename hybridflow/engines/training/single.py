@@ -47,7 +47,6 @@ class SingleEngine(EngineShell[MasterAdamW]):
         self._bound: set[str] = set()
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
-        """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         with nullcontext() if adapted or self.adapter is None else self.adapter.off():
             return forward_pass(self._outputs, self._microbatches(batch), outputs, temperature=temperature)

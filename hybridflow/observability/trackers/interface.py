@@ -74,15 +74,12 @@ class FanoutTracker:
         return list(self._trackers)
 
     def begin(self) -> None:
-        """Makes each tracker drop the records written after the step that the run resumes from."""
         self._each("at the start", lambda tracker: tracker.begin())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends the metrics of one step."""
         self._each(f"step={step}", lambda tracker: tracker.log(step, metrics))
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
-        """Sends samples of one step."""
         self._each(f"step={step}", lambda tracker: tracker.log_samples(step, rows))
 
     def close(self) -> None:

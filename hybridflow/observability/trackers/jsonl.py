@@ -34,7 +34,6 @@ class JsonlTracker:
         self._warned: set[str] = set()
 
     def begin(self) -> None:
-        """Drops the lines after the step that the run resumes from."""
         if self._run.resume_after is not None:
             self._metrics.truncate_after(self._run.resume_after - self._run.is_last_unlogged)
             self._samples.truncate_after(self._run.resume_after)
@@ -54,6 +53,5 @@ class JsonlTracker:
             self._samples.append(sample.row(step))
 
     def close(self) -> None:
-        """Closes both files."""
         self._metrics.close()
         self._samples.close()

@@ -43,7 +43,6 @@ class TensorBoardTracker:
             self._write(Event(step=step, summary=Summary(value=[_text_value(f"samples/{split}", table)])))
 
     def close(self) -> None:
-        """Flushes and closes the event file."""
         self._writer.close()
 
     def _write(self, event: Event) -> None:

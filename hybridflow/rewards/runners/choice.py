@@ -46,7 +46,6 @@ class MixedRunner:
         self._others.start()
 
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
-        """One outcome per function, in their order."""
         outcomes: dict[int, Outcome] = {}
         for runner, is_trusted in ((self._trusted, True), (self._others, False)):
             own = [index for index, function in enumerate(functions) if function.is_trusted is is_trusted]

@@ -83,7 +83,6 @@ class GrowingStep:
         self._draw(prefill.logits)
 
     def advance(self) -> None:
-        """See `DecodeStep.advance`."""
         self._positions = self._positions + 1
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
@@ -94,14 +93,12 @@ class GrowingStep:
         return self._is_unfinished
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
-        """See `DecodeStep.keep`."""
         self._cache.batch_select_indices(rows)
         self._positions = self._positions[rows]
         self._mask = None if self._mask is None else self._mask[rows]
         self.rows, self._drawn, self._is_unfinished = self.rows[rows], self._drawn[rows], self._is_unfinished[rows]
 
     def results(self) -> tuple[Tensor, Tensor]:
-        """See `DecodeStep.results`."""
         return self.tokens, self._logprobs
 
     def _draw(self, logits: Tensor) -> None:

@@ -205,7 +205,6 @@ class FixedStep:
         memory.draw(frame, logits)
 
     def advance(self) -> None:
-        """See `DecodeStep.advance`."""
         if self._used_tokens == self._frame.shape.tokens:
             self._change(torch.arange(len(self.rows), device=self._frame.ids.device))
         memory, frame = self._memory, self._frame
@@ -237,7 +236,6 @@ class FixedStep:
             self._pending = None
 
     def results(self) -> tuple[Tensor, Tensor]:
-        """See `DecodeStep.results`."""
         return self.tokens.clone(), self._memory.logprobs[: self._num_rows].clone()
 
     def _shape(self, num_rows: int) -> Shape:

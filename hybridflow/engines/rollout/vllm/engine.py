@@ -74,7 +74,6 @@ class VllmEngine(RolloutShell):
         logger.info("engine=vllm weights=%d bytes=%d", len(slots), buffer.num_bytes)
 
     def weights_changed(self, *, version: int) -> None:
-        """See `RolloutEngine.weights_changed`."""
         self._llm.reset_prefix_cache()
         super().weights_changed(version=version)
 
@@ -90,7 +89,6 @@ class VllmEngine(RolloutShell):
         return released
 
     def wake(self) -> None:
-        """See `RolloutEngine.wake`. On a CPU, pages return as they are written."""
         if not self._is_cpu and self.is_asleep:
             self._llm.wake_up()
         super().wake()

@@ -69,7 +69,6 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         read_into(setup.directory, own, zero_if_absent=("score.weight", "score.bias"))
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
-        """See `TrainEngine.forward`."""
         self.onload(Part.parameters)
         micros = self._micros(batch)
         kind = nullcontext() if adapted or self.adapter is None else self.adapter.off()

@@ -148,7 +148,6 @@ class ChunkOptimizer:
         self.settle()
 
     def onload(self) -> None:
-        """Moves them to the device until the next `offload`."""
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
             state.onload(optimizer.optimizer)
         self._streamed = []
@@ -158,7 +157,6 @@ class ChunkOptimizer:
         return stepped_tensors(self._chain, self._part_of)
 
     def settle(self) -> None:
-        """Moves state that was just created or loaded to where the rest of the state is (host or device)."""
         for optimizer, state in zip(self._chain.chained_optimizers, self._streamed, strict=False):
             state.settle(optimizer.optimizer)
 

@@ -37,10 +37,7 @@ def pack(
 
 
 def unpack(
-    rows: Mapping[str, Payload],
-    tokens: Mapping[str, tuple[Payload, Payload]],
-    objects: dict[str, list],
-    meta: Meta,
+    rows: Mapping[str, Payload], tokens: Mapping[str, tuple[Payload, Payload]], objects: dict[str, list], meta: Meta
 ) -> tuple[dict[str, Column], Meta]:
     """The columns and the metadata that `pack` packed; tensors share the received memory."""
     offsets: dict[int, Tensor] = {}

@@ -63,11 +63,7 @@ def engine_on(engine: TrainingEngine, devices: int) -> TrainingEngine:
 
 def training_mesh(parallelism: Parallelism, devices: int) -> dict[str, int]:
     """Ranks along each axis of a model's mesh, outermost first; `data` gets the devices that the other axes leave."""
-    inner = {
-        "pipeline": parallelism.pipeline,
-        "sequence": parallelism.sequence,
-        "tensor": parallelism.tensor,
-    }
+    inner = {"pipeline": parallelism.pipeline, "sequence": parallelism.sequence, "tensor": parallelism.tensor}
     return {"data": devices // math.prod(inner.values()), **inner}
 
 

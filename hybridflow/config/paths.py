@@ -61,7 +61,6 @@ def builtin_path(name: str) -> Path:
     if known is None:
         choices = [PREFIX + choice for choice in _PATHS]
         raise ConfigError(
-            f"There is no built-in '{name}'.",
-            remedy=f"{did_you_mean(name, choices)}Choose from: {', '.join(choices)}.",
+            f"There is no built-in '{name}'.", remedy=f"{did_you_mean(name, choices)}Choose from: {', '.join(choices)}."
         )
     return _ASSETS / known

@@ -6,25 +6,13 @@ from typing import Annotated
 
 from hybridflow.config.model import Model
 from hybridflow.config.placement import Parallelism
-from hybridflow.config.ranges import (
-    ABOVE_0,
-    AT_LEAST_0,
-    AT_LEAST_1,
-    FROM_0_TO_BELOW_1,
-    NOT_BELOW_0,
-    at_least,
-    number,
-)
+from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FROM_0_TO_BELOW_1, NOT_BELOW_0, at_least, number
 from hybridflow.config.section import Section
 
 _LEARNING_RATE = number(
     "from 0 to 1", lambda v: 0 <= v <= 1, ": AdamW changes every weight by about this much per step"
 )
-_EPSILON = number(
-    "of 1e-20 or more",
-    lambda v: v >= 1e-20,
-    ": below it, AdamW in float32 can divide by 0",
-)
+_EPSILON = number("of 1e-20 or more", lambda v: v >= 1e-20, ": below it, AdamW in float32 can divide by 0")
 _RANK = at_least(0, "Use 0 (no adapter) or more.")
 
 

@@ -98,8 +98,7 @@ def _check_method(method: Callable, provides: tuple[str, ...]) -> None:
         )
     if inspect.isgeneratorfunction(method) or inspect.iscoroutinefunction(method):
         raise ConfigError(
-            f"The method '{method.__qualname__}' is a generator or a coroutine.",
-            remedy="Return the whole result.",
+            f"The method '{method.__qualname__}' is a generator or a coroutine.", remedy="Return the whole result."
         )
     answer = method.__annotations__.get("return")
     if answer in (Batch, "Batch") and not provides:

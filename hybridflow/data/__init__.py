@@ -15,11 +15,4 @@ from hybridflow.data.loader import BatchStream, eval_batches
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 
-__all__ = [
-    "BatchStream",
-    "eval_batches",
-    "load_demonstrations",
-    "load_labeled",
-    "load_preferences",
-    "load_prompts",
-]
+__all__ = ["BatchStream", "eval_batches", "load_demonstrations", "load_labeled", "load_preferences", "load_prompts"]

@@ -35,8 +35,7 @@ def read_task(name: str) -> tuple[str, dict[str, list]]:
         entries = [*require("reasoning_gym").create_dataset(task, **{"seed": 0, **settings})]
     except (AssertionError, TypeError, ValueError) as error:
         raise DataError(
-            f"'{name}': reasoning-gym refuses these settings: {error}.",
-            remedy=f"Its settings are: {', '.join(known)}.",
+            f"'{name}': reasoning-gym refuses these settings: {error}.", remedy=f"Its settings are: {', '.join(known)}."
         ) from error
     return task, {
         "question": [entry["question"] for entry in entries],

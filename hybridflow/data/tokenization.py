@@ -59,11 +59,7 @@ def prompt_token_ids(
 
 
 def text_token_ids(
-    texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    add_special_tokens: bool,
-    max_tokens: int | None = None,
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool, max_tokens: int | None = None
 ) -> list[list[int]]:
     """Token ids of each text, without the end-of-sequence token that some tokenizers append, since a reply follows.
 

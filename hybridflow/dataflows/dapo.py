@@ -28,12 +28,7 @@ logger = logging.getLogger(__name__)
 OVERLONG = "rewards/overlong"
 """The column of the punishment, which the reward function `overlong` also writes."""
 
-_PART = Range(
-    lambda v: 0 <= v <= 1,
-    "from 0 to 1",
-    "is not a fraction",
-    "Use 0 (no punishment) to 1; DAPO uses 0.2.",
-)
+_PART = Range(lambda v: 0 <= v <= 1, "from 0 to 1", "is not a fraction", "Use 0 (no punishment) to 1; DAPO uses 0.2.")
 _PENALTY = Range(lambda v: v >= 0, "of 0 or more", "would reward length", "Use 0 or more; DAPO uses 1.")
 
 
@@ -113,12 +108,7 @@ class Gathered:
 
 
 def dynamic_sampling(
-    prompts: Batch,
-    sample: Callable[[Batch], BatchRef],
-    further: Callable[[], Batch],
-    *,
-    metric: str,
-    max_refills: int,
+    prompts: Batch, sample: Callable[[Batch], BatchRef], further: Callable[[], Batch], *, metric: str, max_refills: int
 ) -> Gathered:
     """As many groups as there are prompts, drawn from these and from further ones (DAPO, sec. 3.2).
 

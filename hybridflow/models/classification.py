@@ -7,11 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoModelForSequenceClassification,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from hybridflow.batch.iterate import microbatches
 from hybridflow.batch.ragged import Ragged

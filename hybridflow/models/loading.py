@@ -86,8 +86,7 @@ def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
         return directory.resolve()
     if directory.exists():
         raise EngineError(
-            f"{key}={path} has no config.json, so it is not a Hugging Face model directory.",
-            remedy=_nearest(directory),
+            f"{key}={path} has no config.json, so it is not a Hugging Face model directory.", remedy=_nearest(directory)
         )
     if not _HUB_NAME.fullmatch(path):
         raise EngineError(f"{key}={path} does not exist.", remedy=_nearest(directory))
@@ -197,13 +196,7 @@ def copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def copy_description(
-    source: Path,
-    target: Path,
-    *,
-    head: Head,
-    dtype: torch.dtype,
-    tokenizer_from: Path,
-    trust_remote_code: bool = False,
+    source: Path, target: Path, *, head: Head, dtype: torch.dtype, tokenizer_from: Path, trust_remote_code: bool = False
 ) -> None:
     """Writes the files that `transformers` saves with the weights of the model in `source`, for this head and dtype."""
     target.mkdir(parents=True, exist_ok=True)

@@ -26,12 +26,7 @@ _Interval = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def generation_mesh(
-    training_mesh: ParallelMesh,
-    *,
-    copies: int,
-    tensor: int,
-    pipeline: int,
-    devices_per_node: int | None = None,
+    training_mesh: ParallelMesh, *, copies: int, tensor: int, pipeline: int, devices_per_node: int | None = None
 ) -> ParallelMesh:
     """The mesh on which the ranks of a training mesh generate, with `tensor` * `pipeline` ranks per replica.
 
@@ -84,12 +79,7 @@ def _arrangements(training_mesh: ParallelMesh, micro: int, tensor: int, pipeline
 
 
 def _sizes(pipeline: int, micro_pipeline: int, tensor: int, micro_tensor: int) -> dict[str, int]:
-    return {
-        "pipeline": pipeline,
-        "micro_pipeline": micro_pipeline,
-        "tensor": tensor,
-        "micro_tensor": micro_tensor,
-    }
+    return {"pipeline": pipeline, "micro_pipeline": micro_pipeline, "tensor": tensor, "micro_tensor": micro_tensor}
 
 
 def _overlap(mesh: ParallelMesh, layers: _Interval, rows: _Interval) -> float:

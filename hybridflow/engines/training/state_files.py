@@ -67,11 +67,7 @@ SAME_MODEL = "Resume with the model the run was started with (model.path, critic
 
 
 def save_weights(
-    directory: Path,
-    shards: Iterable[WeightShard],
-    ranks: Ranks,
-    *,
-    write_rest: Callable[[Path], None],
+    directory: Path, shards: Iterable[WeightShard], ranks: Ranks, *, write_rest: Callable[[Path], None]
 ) -> None:
     """Writes the model that all ranks hold together to `directory/huggingface`; see `save_directory`."""
     save_directory(shards, directory / MODEL_DIRECTORY, ranks, write_rest=write_rest)

@@ -21,12 +21,7 @@ from hybridflow.errors import Advice, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec
 from hybridflow.launch.rules.models import runs_whole
-from hybridflow.models.geometry import (
-    expert_parameter_count,
-    kv_cache_bytes_per_token,
-    parameter_count,
-    value_bytes,
-)
+from hybridflow.models.geometry import expert_parameter_count, kv_cache_bytes_per_token, parameter_count, value_bytes
 
 logger = logging.getLogger(__name__)
 

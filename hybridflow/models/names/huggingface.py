@@ -6,10 +6,7 @@ from hybridflow.models.names.parts import Part, whole_part
 from hybridflow.parallel.boxes import Box
 from hybridflow.parallel.layout import TensorLayout
 
-_STACKED = {
-    "experts.gate_up_proj": ("gate_proj", "up_proj"),
-    "experts.down_proj": ("down_proj",),
-}
+_STACKED = {"experts.gate_up_proj": ("gate_proj", "up_proj"), "experts.down_proj": ("down_proj",)}
 """transformers 5 stacks a layer's experts in two tensors, [experts, rows, columns], and saves them one by one."""
 
 

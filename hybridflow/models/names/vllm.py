@@ -7,10 +7,7 @@ from hybridflow.models.geometry import ModelGeometry
 from hybridflow.models.names.parts import Part, stacked_parts
 from hybridflow.models.names.rules import Place, WeightSpec, canonical_weights, own_experts, tensor_box
 
-_FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _EXPERTS = re.compile(r"(?P<mlp>.*\.mlp\.)experts\.(?:routed_experts\.)?(?P<kind>w13|w2)_weight")
 
 

@@ -13,7 +13,7 @@ _ALWAYS = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 _ON_CPU = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # would pin training's threads as well
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind"  # would pin training's threads as well
 }
 
 

@@ -17,16 +17,19 @@ from hybridflow.api import callbacks
 from hybridflow.api.drawing import Drawing
 from hybridflow.api.objects import Objects
 from hybridflow.api.planning import Plan
+from hybridflow.api.result import Report
 from hybridflow.api.system import System
 from hybridflow.api.table import Table
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import field_docs, type_name
 from hybridflow.config.other_names import other_names
+from hybridflow.errors import Advice
 from hybridflow.graph.svg import svg_drawing
 from hybridflow.launch.algorithm_table import algorithm_table
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.step_trace import plan_to_show, trace_step
+from hybridflow.observability.ending import Ending
 from hybridflow.rewards.dialects import DIALECTS
 from hybridflow.rewards.factory import BUILT_IN
 
@@ -52,6 +55,9 @@ DRAWN = {
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "algorithms.jsonl"
 
 _NAMES_TABLE = re.compile(r"<!-- table: names of (?P<system>\w+) -->")
+_FIRST = re.compile(r"\((self|cls)(, )?")
+"""The parameter that a call of a method does not name."""
+
 _ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
 if TYPE_CHECKING:
@@ -106,7 +112,7 @@ def python_page() -> str:
     ]
     for name in hybridflow.__places__:
         lines += _described(f"hybridflow.{name}", hybridflow.__getattr__(name))
-    for kind in (Objects, Table, Plan, System, Drawing):
+    for kind in (Objects, Table, Report, Ending, Plan, Advice, System, Drawing):
         lines += _described(kind.__name__, kind)
     return "\n".join(lines)
 
@@ -125,8 +131,9 @@ def _described(name: str, found: object) -> Iterator[str]:
     for field, text in field_docs(found).items():
         yield from (f"- `{field}`: {' '.join(text.split())}",)
     for member, value in vars(found).items():
-        text = "" if member.startswith("_") else inspect.getdoc(value) or ""
-        called = _signature(value).replace("(self, ", "(").replace("(self)", "()") if inspect.isfunction(value) else ""
+        function = value.__func__ if isinstance(value, classmethod) else value
+        text = "" if member.startswith("_") else inspect.getdoc(function) or ""
+        called = _FIRST.sub("(", _signature(function)) if inspect.isfunction(function) else ""
         if text and (called or isinstance(value, property)):
             yield f"- `{member}{called}`: {' '.join(text.split())}"
     yield ""
@@ -182,7 +189,10 @@ def columns_page() -> str:
 def algorithms_page() -> str:
     """Every method by name: source, function, command, requirements and settings."""
     lines = ["# Algorithms", "", "Generated from `algorithms/catalogue.py`, the presets and the dataflows.", ""]
-    lines += ["Settings are appended to `hybridflow ppo` and have the values that it gives them.", ""]
+    lines += [
+        "An entry such as `algorithm=grpo` in the column *run it with* is appended to `hybridflow ppo`. The column"
+    ]
+    lines += ["*settings* shows the values in that run.", ""]
     for heading, entries in algorithm_table().items():
         lines += [f"## {heading}", "", "| name | from | function | run it with | needs | settings |"]
         lines += ["|---|---|---|---|---|---|"]

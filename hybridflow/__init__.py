@@ -18,6 +18,7 @@ __places__ = {
     "export": "hybridflow.api.result",
     "show": "hybridflow.api.drawing",
     "STOP": "hybridflow.api.callbacks",
+    "HybridflowError": "hybridflow.errors",
 }
 __getattr__ = lazy_names(__name__, __places__)
 __dir__ = names_with(__name__, __places__)

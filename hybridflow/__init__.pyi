@@ -8,5 +8,6 @@ from hybridflow.api.experiment import plan as plan
 from hybridflow.api.experiment import run as run
 from hybridflow.api.result import Result as Result
 from hybridflow.api.result import export as export
+from hybridflow.errors import HybridflowError as HybridflowError
 
 __version__: str

@@ -17,7 +17,8 @@ STOP = _Answer.stop
 checkpoint."""
 
 Callback = Callable[[int, dict[str, float]], Literal[_Answer.stop] | None]
-"""Called on the driver after each step, with the step and its metrics, including those of its evaluation."""
+"""Called on the driver after each step with its number and metrics, including those of an evaluation after it. Returns
+`STOP` to end the run, or None."""
 
 
 def after_step(callbacks: Sequence[Callback]) -> Callable[[int, dict[str, float]], bool]:

@@ -16,6 +16,7 @@ from hybridflow.api.running import run_composed, with_notes
 from hybridflow.api.system import System, opened_system
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import run_dir
+from hybridflow.config.section import leaves
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.elastic.recovery import INPUTS_FOLDER
 from hybridflow.errors import STRICT, ConfigError, Faults
@@ -48,46 +49,63 @@ def run(
     may stand where a setting takes `file.py:function`. `model`, `tokenizer`, `data`, `eval_data`, `reward` and `roles`
     are paths or objects (see `Objects`). `callbacks` are called after each step; see `STOP`.
 
-    Raises a `HybridflowError` if the run cannot start, with all problems that were found as its notes, or if it
-    fails; `KeyboardInterrupt` after Ctrl-C, which first finishes the step and saves a checkpoint. The same call
-    resumes a run from the last checkpoint in its directory (`trainer.run_dir`), as the same command does.
+    Raises a `HybridflowError` if the run fails or cannot start; in the second case, further problems are its notes.
+    Ctrl-C finishes the step, saves a checkpoint, and raises `KeyboardInterrupt`. The same call resumes a run from the
+    last checkpoint in its directory (`trainer.run_dir`), as the same command does.
     """
     return Experiment(algorithm, settings or {}, objects).run(callbacks=callbacks)
 
 
-def plan(algorithm: Algorithm = "ppo", settings: Settings | None = None, **objects: Unpack[Objects]) -> Plan:
+def plan(
+    algorithm: Algorithm = "ppo",
+    settings: Settings | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **objects: Unpack[Objects],
+) -> Plan:
     """Checks a run without starting it: what `--dry-run` prints, as an object. Takes the arguments of `run`.
 
-    Does not raise for problems of the run: `Plan.problems` has all of them.
+    Does not raise for problems of the run: `Plan.problems` has all of them. `callbacks` are not called.
     """
     return Experiment(algorithm, settings or {}, objects).plan()
 
 
 def assemble(
-    algorithm: Algorithm = "ppo", settings: Settings | None = None, **objects: Unpack[Objects]
+    algorithm: Algorithm = "ppo",
+    settings: Settings | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
+    **objects: Unpack[Objects],
 ) -> AbstractContextManager[System]:
     """Starts a run for a training loop of your own: `with hybridflow.assemble(...) as system`; see `System`.
 
-    Takes the arguments of `run`, and resumes like it. Leaving the block stops everything.
+    Takes the arguments of `run`, and resumes as `run` does. Leaving the block stops the workers and writes the report;
+    it does not save a checkpoint.
     """
-    return Experiment(algorithm, settings or {}, objects).assemble()
+    return Experiment(algorithm, settings or {}, objects).assemble(callbacks=callbacks)
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A run that has not been started: an algorithm, settings and objects, as `hybridflow.run` takes them.
 
-    experiment = hybridflow.Experiment("grpo", {"trainer.total_steps": 50}, {"data": rows, "reward": reward})
-    for rate in (1e-6, 1e-5):
-        name = f"rate-{rate}"
-        experiment.with_settings({"actor.optimizer.learning_rate": rate, "trainer.experiment": name}).run()
+        experiment = hybridflow.Experiment("grpo", {"trainer.total_steps": 50}, {"data": rows, "reward": reward})
+        for rate in (1e-6, 1e-5):
+            name = f"rate-{rate}"
+            experiment.with_settings({"actor.optimizer.learning_rate": rate, "trainer.experiment": name}).run()
 
     Nothing is checked or stored before it is run, planned or assembled.
     """
 
     algorithm: Algorithm = "ppo"
+    """As in `hybridflow.run`."""
+
     settings: Settings = field(default_factory=dict)
+    """As in `hybridflow.run`."""
+
     objects: Objects = field(default_factory=Objects)
+    """`model`, `data`, `reward` and so on; see `Objects`."""
+
     files: tuple[Path, ...] = ()
     """Run files, whose settings come before the others."""
 
@@ -100,8 +118,10 @@ class Experiment:
         return cls("ppo" if command is None else command.trainer, files=paths)
 
     def with_settings(self, settings: Settings) -> "Experiment":
-        """The experiment with further settings, which replace those of the same names."""
-        return replace(self, settings={**self.settings, **settings})
+        """A copy with some settings replaced; of a nested mapping, only the settings in it."""
+        new = dict(leaves(settings))
+        kept = {key: value for key, value in leaves(self.settings) if key not in new}
+        return replace(self, settings={**kept, **new})
 
     def run(self, *, callbacks: Sequence[Callback] = ()) -> Result:
         """Runs it; see `hybridflow.run`."""
@@ -111,13 +131,13 @@ class Experiment:
         """Checks it without starting anything; see `hybridflow.plan`."""
         return plan_of(partial(_composed_in, self))
 
-    def assemble(self) -> AbstractContextManager[System]:
+    def assemble(self, *, callbacks: Sequence[Callback] = ()) -> AbstractContextManager[System]:
         """Starts it for a loop of your own; see `hybridflow.assemble`."""
-        return opened_system(_composed(self))
+        return opened_system(_composed(self), callbacks)
 
 
 def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = STRICT) -> tuple[str, Typed]:
-    """The name of the configuration of an experiment, and its settings, with objects stored in a folder, by default in
+    """The trainer's configuration name and the settings of an experiment. Stores its objects in `folder`; None means
     the run's directory. Adds the problems of objects and settings to `faults`."""
     _check_types(experiment)
     algorithm = experiment.algorithm
@@ -178,19 +198,23 @@ def _command(algorithm: Algorithm) -> TrainingCommand:
     return TrainingCommand("ppo") if is_own(algorithm) else known_command(algorithm)
 
 
-def _run_dir(experiment: Experiment, name: str, before: Typed) -> Path:
-    """The directory of the run, which depends on the settings and the files, but on no object."""
+def _run_dir(experiment: Experiment, config_name: str, before: Typed) -> Path:
+    """The directory of the run, which depends on the settings and the files, but on no object.
+
+    `model=` drops the built-in task, whose experiment name is part of the path: any path of a model does the same.
+    """
     wanted = ("trainer.run_dir", "trainer.experiment", "model.path")
     unread = Faults(collects=True)
-    own = typed_settings({key: _without_callables(value) for key, value in experiment.settings.items()}, unread)
+    own = typed_settings({key: _callables_as_text(value) for key, value in experiment.settings.items()}, unread)
     typed = before.followed_by(own)
     settings = [setting for setting in typed.settings if setting.key in wanted]
     if experiment.objects.get("model") is not None:
         settings += typed_settings({"model.path": "given"}).settings
-    return run_dir(compose_run(Typed(typed.groups, settings), config_name=name, faults=unread).config)
+    return run_dir(compose_run(Typed(typed.groups, settings), config_name=config_name, faults=unread).config)
 
 
-def _without_callables(value: object) -> object:
+def _callables_as_text(value: object) -> object:
+    """A setting's value with text in place of functions, classes and paths, which are not stored yet."""
     if isinstance(value, Mapping):
-        return {str(name): _without_callables(item) for name, item in value.items()}
+        return {str(name): _callables_as_text(item) for name, item in value.items()}
     return str(value) if callable(value) or isinstance(value, Path) else value

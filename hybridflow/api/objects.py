@@ -45,14 +45,14 @@ class Objects(TypedDict, total=False):
     """Held-out rows, in the same forms."""
 
     reward: str | Path | Callable | PreTrainedModel | Sequence[str | Callable] | None
-    """A reward function, or several: names as in `reward.functions`, or functions with one of the known signatures; or
-    a reward model."""
+    """A reward function or several: functions with a known signature, or names as in `reward.functions`. Or a reward
+    model: a path or a `PreTrainedModel`."""
 
     roles: Mapping[str, object] | None
     """Further roles by name: a mapping of settings as in `roles.NAME`, or one or several reward functions."""
 
 
-_IN_PLACE: dict[str, dict[str, object]] = {
+_STAND_INS: dict[str, dict[str, object]] = {
     "model": {"model.path": f"{PREFIX}calculator"},
     "data": {"data.train_files": [f"{PREFIX}calculator/train"]},
     "eval_data": {"data.eval_files": [f"{PREFIX}calculator/eval"]},
@@ -64,7 +64,8 @@ _IN_PLACE: dict[str, dict[str, object]] = {
 def object_settings(objects: Objects, inputs: Inputs, faults: Faults = STRICT) -> dict[str, object]:
     """The settings that stand for the objects; the objects themselves are stored among the inputs.
 
-    Adds a `ConfigError` or a `DataError` for each object that cannot be stored.
+    Adds a `ConfigError` or a `DataError` for each object that cannot be stored. Raises `TypeError` for an argument that
+    `Objects` does not have.
     """
     makers = {
         "model": lambda model: _model_settings(model, objects.get("tokenizer"), inputs),
@@ -86,7 +87,7 @@ def object_settings(objects: Objects, inputs: Inputs, faults: Faults = STRICT) -
         with faults.caught():
             found |= {} if given is None else makers[name](given)
         if len(faults.found) > before:
-            found |= _IN_PLACE.get(name, {})
+            found |= _STAND_INS.get(name, {})
     return found
 
 
@@ -159,7 +160,7 @@ def _files(given: object, name: str, inputs: Inputs) -> list[str]:
 
 
 def _is(given: object, module: str, kind: str) -> bool:
-    """Whether an object is of a class of a module that may not be imported."""
+    """Whether an object is an instance of `module.kind`, without importing the module."""
     known = vars(sys.modules[module]).get(kind) if module in sys.modules else None
     return known is not None and isinstance(given, known)
 

@@ -28,10 +28,13 @@ class Plan:
     """The errors that keep the run from starting."""
 
     warnings: tuple[Advice, ...]
+    """Settings that will not do what they say, and other advice; the run can start."""
+
     roles: Table
     """One row per role: its pool, devices, parameters, engine and layout; empty if there is no plan."""
 
     text: str
+    """What `--dry-run` prints."""
 
     def __repr__(self) -> str:
         return self.text

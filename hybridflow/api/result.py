@@ -21,7 +21,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import is_claimed
 from hybridflow.elastic.export import export_model
 from hybridflow.elastic.storage import write_aside
-from hybridflow.errors import DataError
+from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.messages import from_here
 from hybridflow.models.loading import quiet_transformers
 from hybridflow.observability import formatting
@@ -69,7 +69,7 @@ class Result:
 
         result = hybridflow.Result("runs/calculator")
         result.metrics.to_pandas()
-        result.evaluation                      # {"val-core/arithmetic/acc/mean@1": 0.81}
+        result.evaluation                      # {"val-core/calculator/acc/mean@1": 0.81}
         model, tokenizer = result.model(), result.tokenizer()
 
     Raises `DataError` if the directory does not hold a run.
@@ -102,7 +102,8 @@ class Result:
 
     @property
     def samples(self) -> Table:
-        """Logged samples: `step`, `split` (train or eval), `prompt`, `response`, `answer`, `score`."""
+        """Logged samples, one per row: `step`, `split` (train or eval), `prompt`, `response`, `answer`, `score`
+        and `uid`; if they are known, also `question`, `source`, `tokens`, `is_cut_off` and `rewards/<function>`."""
         rows = [row for _, row in read_rows(self.run_dir / SAMPLES_FILE)]
         return Table(rows, shown=("step", "split", "prompt", "response", "answer", "score"))
 
@@ -127,8 +128,8 @@ class Result:
     def model(self, role: str | None = None) -> PreTrainedModel:
         """The trained model of the newest checkpoint, as `transformers` loads it; a LoRA adapter is merged into it.
 
-        `role` is `actor` by default, or the only trained role. Raises `CheckpointError` if there is no checkpoint, as
-        with `trainer.save_every=0`.
+        By default, `role` is `actor`, or the only trained role if there is no actor. Raises `CheckpointError` if there
+        is no checkpoint, as with `trainer.save_every=0`.
         """
         directory = self._exported(role)
         kinds = " ".join(AutoConfig.from_pretrained(directory).architectures or [])
@@ -141,7 +142,7 @@ class Result:
             return factory.from_pretrained(directory)
 
     def tokenizer(self, role: str | None = None) -> PreTrainedTokenizerBase:
-        """The tokenizer of the trained model."""
+        """The tokenizer saved with the model of a role. Raises `CheckpointError` if there is no checkpoint."""
         return AutoTokenizer.from_pretrained(self._exported(role))
 
     def _exported(self, role: str | None) -> Path:
@@ -200,10 +201,15 @@ def export(
 ) -> Path:
     """Writes a trained model as a Hugging Face directory, as `hybridflow export` does, and returns its path.
 
-    `run` is a result or a run's directory. By default, the model is the actor of the newest checkpoint, in the numbers
-    in which it was trained; `dtype` is `float32` or `bfloat16`.
+    `run` is a result or a run's directory. By default, the model is the actor of the newest checkpoint, in the data
+    type in which it was trained, or in `dtype` (`float32` or `bfloat16`). `base_model` is the path of an adapter's base
+    model, if it has moved. `out` must be new or empty. Raises `CheckpointError` if there is no such checkpoint, and
+    `ConfigError` for an unknown role or data type.
     """
     run_dir = run.run_dir if isinstance(run, Result) else Path(run).expanduser()
+    known = [kind.name for kind in Dtype]
+    if dtype is not None and dtype not in known:
+        raise ConfigError(f"dtype='{dtype}' is unknown.", remedy=f"Use one of: {', '.join(known)}.")
     wanted = None if dtype is None else Dtype[dtype]
     export_model(run_dir, Path(out), step=step, role=role, dtype=wanted, base_model=base_model)
     return Path(out)

@@ -43,7 +43,7 @@ def opened(composed: Composed, after_step: AfterStep | None = None) -> Iterator[
             with opened_run(prepared, console, stop, after_step) as run:
                 yield run, stop
         except HybridflowError as error:
-            shown = with_traces(error, prepared)
+            shown = with_paths(error, prepared)
             raise shown from shown.__cause__
         assert run.finished is not None, "the run has no ending"
         say_finished(run.finished, console)
@@ -75,7 +75,7 @@ def with_notes(found: Sequence[HybridflowError]) -> HybridflowError:
     return first
 
 
-def with_traces(error: HybridflowError, prepared: Prepared) -> HybridflowError:
+def with_paths(error: HybridflowError, prepared: Prepared) -> HybridflowError:
     """The error that ended a run, with the paths of what it has written as a note."""
     shown = explained(error)
     report, saved = prepared.directory / "report.html", CheckpointStore(prepared.directory).newest_whole()
@@ -87,7 +87,7 @@ def with_traces(error: HybridflowError, prepared: Prepared) -> HybridflowError:
 
 
 def logs_with(console: Console) -> AbstractContextManager[object]:
-    """Within it, a notebook shows log lines among the others instead of in boxes of their own."""
+    """Within the block, a notebook shows log lines with the other output instead of in separate boxes."""
     return nullcontext() if console.stderr else redirect_stderr(sys.stdout)
 
 

@@ -1,9 +1,10 @@
 """A run whose steps are taken by the caller: its roles, its data, and what the training loop otherwise does."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from hybridflow.api.callbacks import Callback, after_step
 from hybridflow.api.running import interrupt, opened
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import Dataflow, role_needs
@@ -26,12 +27,16 @@ class System:
 
     A step begins when `prompts` yields its batch, and ends with the next call of `log`, `evaluate`, `save` or
     `prompts`. Its row is logged when the next step begins, so that it holds the metrics of `log` and `evaluate`.
+    Between steps, nothing is evaluated or saved automatically. Callbacks are called when the row of a step is complete;
+    if one returns `STOP`, `prompts` ends.
     """
 
     def __init__(self, run: Run, loop: Loop, stop: Stop) -> None:
         self._run = run
         self._loop = loop
         self._stop = stop
+        self._completed_step = loop.step
+        self._is_ended = False
         self._stepping: ExitStack | None = None
 
     @property
@@ -41,7 +46,7 @@ class System:
 
     @property
     def roles(self) -> Mapping[str, object]:
-        """The roles by name (`actor`, `rollout`, `reward`, ...), whose methods `hybridflow.dataflows.roles` lists."""
+        """The roles by name (`actor`, `rollout`, ...); `hybridflow.dataflows.roles` documents their methods."""
         held = vars(self.dataflow)
         return {name: held[name] for name in role_needs(type(self.dataflow)) if held[name] is not None}
 
@@ -52,14 +57,14 @@ class System:
 
     @property
     def prompts(self) -> Iterator[Batch]:
-        """The batches of the remaining steps, in the run's order, to `trainer.total_steps`.
+        """The batches of the remaining steps, up to `trainer.total_steps`, in the same order as in `run`.
 
         After Ctrl-C there are no more: the last step is saved, and leaving the `with` block raises
         `KeyboardInterrupt`.
         """
         while True:
-            self._end_step()
-            if self._loop.is_over:
+            self._complete_row()
+            if self._loop.is_over or self._is_ended:
                 break
             self._loop.log_step()
             self._run.report()
@@ -76,10 +81,12 @@ class System:
     def evaluate(self) -> dict[str, float]:
         """Evaluates the model on the held-out data, adds the metrics to the row of the step, and returns them."""
         if not self._run.evaluations:
+            is_off = self._run.trainer.eval_every == 0
             raise ConfigError(
-                "system.evaluate() has no held-out data: eval_data= is not given, or trainer.eval_every=0.",
-                remedy="Give eval_data=..., and set trainer.eval_every above trainer.total_steps to evaluate only"
-                " here and before the first step.",
+                f"system.evaluate() needs held-out data, but {'trainer.eval_every=0' if is_off else 'there is none'}.",
+                remedy="Set trainer.eval_every to 1 or more; in your own loop, it only enables evaluation."
+                if is_off
+                else "Give eval_data=..., or set data.eval_files.",
             )
         self._end_step()
         return self._loop.evaluate()
@@ -87,15 +94,23 @@ class System:
     def save(self) -> Path | None:
         """Saves a checkpoint of the roles, the position in the data and the dataflow, from which `run` and `assemble`
         resume; returns its path, or None before the first step."""
-        self._end_step()
+        self._complete_row()
         self._loop.log_step()
         self._loop.save()
         return self._loop.outcome.checkpoint
 
     def close(self) -> None:
         """Ends the current step and logs its row."""
-        self._end_step()
+        self._complete_row()
         self._loop.log_step()
+
+    def _complete_row(self) -> None:
+        """Ends the current step, and calls the callbacks with its row, once."""
+        self._end_step()
+        row = self._loop.row
+        if row is not None and self._completed_step < self._loop.step:
+            self._completed_step = self._loop.step
+            self._is_ended |= self._run.after_step(self._loop.step, dict(row))
 
     def _end_step(self) -> None:
         if self._stepping is not None:
@@ -104,9 +119,9 @@ class System:
 
 
 @contextmanager
-def opened_system(composed: Composed) -> Iterator[System]:
+def opened_system(composed: Composed, callbacks: Sequence[Callback] = ()) -> Iterator[System]:
     """Starts a composed run; closing it stops all processes and writes the report."""
-    with opened(composed) as (run, stop), run.loop.may_be_abandoned():
+    with opened(composed, after_step(callbacks)) as (run, stop), run.loop.may_be_abandoned():
         system = System(run.run, run.loop, stop)
         run.loop.begin()
         yield system

@@ -17,11 +17,12 @@ class Table:
     """Rows with named columns; a row may lack some of them.
 
         table.columns            # all names, in order of first appearance
-        table["actor/loss"]      # one column as a list, None where a row lacks it
+        table["actor/pg_loss"]   # one column as a list, None where a row lacks it
         table[-1]                # one row as a dict
         table.to_pandas()
 
-    Its text shows the columns of `shown` first, and at most 20 rows.
+    Its text shows the most important columns, and about 20 rows spread over the table; the last row is always among
+    them.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, object]], *, shown: Sequence[str] = ()) -> None:

@@ -18,7 +18,7 @@ from hybridflow.data.reasoning_gym import TASK_PREFIX
 from hybridflow.data.sources import Table, columns_of_rows
 from hybridflow.errors import ConfigError, DataError
 
-_PARAMETERS = "data_files (a list with the source), source, tokenizer, config"
+_PARAMETERS = "source, data_files (a list with the source), tokenizer, config"
 
 
 def is_ours(name: str) -> bool:
@@ -54,8 +54,9 @@ def own_dataset(name: str, config: Data, tokenizer: PreTrainedTokenizerBase | No
         given[missing.pop(0)] = name
     if missing:
         raise ConfigError(
-            f"{key}: {setting} has the parameters {', '.join(missing)}, which are not known.",
-            remedy=f"Give them defaults. Known parameters are: {_PARAMETERS}.",
+            f"{key}: {setting} requires the parameter{'s' * (len(missing) > 1)} {', '.join(missing)}, which hybridflow"
+            " does not provide.",
+            remedy=f"Give {'them defaults' if len(missing) > 1 else 'it a default'}. Provided are: {_PARAMETERS}.",
         )
     with _user_code(f"{key}: {setting}", f"'{name}'"):
         found = kind(**given)
@@ -105,7 +106,8 @@ def mapped(table: Table, setting: str) -> Table:
             kept.append(index)
     if not rows and not table.is_part:
         raise DataError(
-            f"{title} returned None for all {len(table)} rows of '{table.name}'.", remedy="Return a row to keep it."
+            f"{title} returned None for all {len(table)} rows of '{table.name}'.",
+            remedy="Return the row (a dict) for rows to keep.",
         )
     table.log(logging.INFO, "map=%s gives %d of %d rows", setting, len(rows), len(table))
     return table.with_rows(rows, kept)
@@ -145,7 +147,9 @@ def _user_code(title: str, place: str) -> Iterator[None]:
     try:
         with ending_forks():
             yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        did = "called sys.exit:" if isinstance(error, SystemExit) else "raised"
         raise DataError(
-            f"{title} raised {described(error, callers={__file__})}, for {place}.", remedy="Correct the code."
+            f"{title} {did} {described(error, callers={__file__})}, for {place}.",
+            remedy="Fix the code so that it accepts this row; data.map returns None to leave a row out.",
         ) from error

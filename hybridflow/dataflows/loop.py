@@ -204,6 +204,11 @@ class Loop:
         """The number of steps that are done."""
         return self._step
 
+    @property
+    def row(self) -> Mapping[str, float] | None:
+        """The metrics of the last step that `log_step` will log; None if it has logged them."""
+        return self._unlogged
+
     def _train(self) -> None:
         run, stop = self._run, self._run.stop
         self.begin()

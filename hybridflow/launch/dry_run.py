@@ -40,7 +40,10 @@ class Examination:
 
 
 def say_examined(found: Examination | None, faults: Faults, console: Console, *, begin: int = 0) -> None:
-    """Prints the problems from number `begin`, the warnings, the roles, and how the run starts; None: it has none."""
+    """Prints the problems from number `begin`, the warnings, the roles, and how the run would start.
+
+    `found` is None if the run could not be composed.
+    """
     say_problems(console, faults.found, begin=begin)
     say_warnings(console, faults.warnings)
     plan = None if found is None else found.plan

@@ -108,7 +108,8 @@ def _started(
             reporting.begin()
             stop.before_exit = reporting.end_at_once
             tracker.begin()  # drops rows of the earlier run, which cannot be restored from here on
-            logger.info("all roles have started; %d of %d steps are done", start, trainer.total_steps)
+            total = trainer.total_steps
+            logger.info("all roles have started%s", f"; {start} of {total} steps are done" if total else "")
 
         run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
         run = run if after_step is None else replace(run, after_step=after_step)
@@ -145,7 +146,7 @@ class _Reporting:
         self._earlier = prepared.earlier
         self._witness: Witness | None = None
         if not self._has_record:
-            logger.warning("trainer.trackers lacks jsonl, so report.html cannot be written")
+            logger.warning("no report.html will be written: add jsonl to trainer.trackers")
 
     def begin(self) -> None:
         """Deletes the ending of the earlier run in the directory, and starts the process that watches this one."""

@@ -103,7 +103,7 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
     check_unclaimed(directory)
     store = CheckpointStore(directory)
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
-    start = "begins at step 1"
+    start = "begins at step 1" if trainer.total_steps else "evaluates the model without training"
     if checkpoint is not None:
         if data is not None:
             check_resumable(checkpoint, plan, data, fingerprints(plan))

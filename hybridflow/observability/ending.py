@@ -17,7 +17,10 @@ class Ending:
     """How a run ended: `done`, `interrupted` or `failed`, with an explanation."""
 
     how: str
+    """`done`, `interrupted` or `failed`."""
+
     said: str
+    """The explanation."""
 
 
 UNRECORDED = Ending(

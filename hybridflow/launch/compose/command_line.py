@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.config import fields
+from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.overrides import Typed, suggestion
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files, with_files
 from hybridflow.launch.compose.trainers import TrainingCommand, is_run_file
+
+_OPTIONS = ("--help", "--cfg", "--dry-run", "--multirun", "--config-name", "--config-dir")
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class CommandLine:
     multirun: bool = False
     help: bool = False
     topics: tuple[str, ...] = ()
+    is_unnamed: bool = False
+    """Whether neither the command line nor a run file names a command, as in `hybridflow run --help`."""
 
     def typed(self, faults: Faults = STRICT) -> Typed:
         """The settings of its run files, and then its own."""
@@ -56,6 +61,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
     files = [Path(word) for word in known.words if is_run_file(word)]
     topics = [word for word in known.words if known.help and "=" not in word and not is_run_file(word)]
     settings = [word for word in known.words if not is_run_file(word) and word not in topics]
+    is_unnamed = command is None and not files
     command = _command_of(files, is_help=known.help) if command is None else command
     return CommandLine(
         overrides=[*command.overrides, *settings],
@@ -67,6 +73,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
         multirun=known.multirun,
         help=known.help,
         topics=tuple(topics),
+        is_unnamed=is_unnamed,
     )
 
 
@@ -82,7 +89,7 @@ def _command_of(files: Sequence[Path], *, is_help: bool) -> TrainingCommand:
         STRICT.add(*faults.found)
         names = ", ".join(map(str, files))
         raise ConfigError(
-            f"{names} does not say which command it is for.",
+            f"{names} names no command.",
             remedy=f"Add a line such as '{COMMAND}: grpo' to it, or write hybridflow grpo {files[0]}.",
         )
     return TrainingCommand(found.trainer)
@@ -91,7 +98,7 @@ def _command_of(files: Sequence[Path], *, is_help: bool) -> TrainingCommand:
 def _no_option(word: str, remedy: str) -> ConfigError:
     key, equals, value = word.lstrip("-").partition("=")
     if fields.find(key) is None:
-        remedy = f"{suggestion(key)}{remedy}"
+        remedy = f"{suggestion(key) or did_you_mean(word, _OPTIONS)}{remedy}"
     else:
         written = f"{key}={value if equals else 'VALUE'}"
         remedy = f"Settings are written key=value, without dashes: {written}; see --help."

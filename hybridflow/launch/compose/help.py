@@ -25,16 +25,22 @@ _USAGE = """usage: {program} [FILE.yaml ...] [key=value ...]
 
 {purpose}
 """
+_RUN = """usage: {program} FILE.yaml ... [key=value ...]
+
+Runs FILE.yaml with the command named in it, by a line such as `command: grpo`. With a FILE.yaml, --help shows the
+settings of its command.
+
+"""
 _OPTIONS = """options
-  --help PREFIX              the settings that begin with PREFIX: --help actor.optimizer
+  --help PREFIX              settings whose names begin with PREFIX, e.g. --help actor.optimizer
   --help all                 all settings
   --cfg job                  print the composed run, with the origin of each value, and stop
   --dry-run                  check the run, print all problems and the roles, and exit without starting anything
-  --multirun, -m             run every combination of settings with several values: trainer.seed=1,2 algorithm=grpo,rloo
+  --multirun, -m             run every combination of the given values (a sweep): trainer.seed=1,2 algorithm=grpo,rloo
 """
 _SHORT = """
-A FILE.yaml holds settings as well; the last of several wins, and the command line over files. The settings used most
-often, with the values that this command would use:
+FILE.yaml holds settings too. Later files override earlier ones, and the command line overrides files. The settings
+used most often, with the values that this command would use:
 
 {settings}
 
@@ -45,7 +51,8 @@ Settings are written key=value and may be repeated for any number of keys, for e
 {choices}task={task} (the built-in model; the default unless model.path is set) and
 task=none choose a set of settings. Batch sizes are global: they count over all devices.
 
-A FILE.yaml holds settings with nested or dotted keys; the last of several wins, and the command line over files.
+FILE.yaml holds settings with nested or dotted keys. Later files override earlier ones, and the command line overrides
+files.
 
 The values below are those that this exact command would use; setting model.path to another model drops the settings
 of the built-in task. Settings that depend on the device (model.dtype, rollout.engine, ...) are null until a run starts.
@@ -77,6 +84,8 @@ def help_as_typed(flags: CommandLine, *, program: str) -> str:
 
     The most used ones; with topics, those that begin with one of them; with `all`, every setting.
     """
+    if flags.is_unnamed and not flags.topics:
+        return _RUN.format(program=program) + _OPTIONS
     name, directory = flags.config_name, flags.config_dir
     try:
         composed = compose_run(flags.typed(), config_name=name, config_dir=directory)

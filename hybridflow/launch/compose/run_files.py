@@ -54,10 +54,7 @@ class RunFiles:
 def read_run_files(files: Sequence[Path], faults: Faults = STRICT) -> RunFiles:
     """The settings of run files, one after another. Adds a `ConfigError` for each that is unknown or has no form that
     its key takes, and for files that cannot be read."""
-    found = RunFiles()
-    for file in files:
-        with faults.caught():
-            found = _joined(found, _read(file, faults, ()))
+    found = _read_all(files, faults)
     return replace(found, typed=_implied(found).followed_by(found.typed))
 
 
@@ -66,17 +63,28 @@ def with_files(files: Sequence[Path], overrides: Sequence[str], *, config_name: 
 
     Adds a `ConfigError` for a file that is for another command, and for secrets that only a run's record holds.
     """
-    found = read_run_files(files, faults)
+    found = _read_all(files, faults)
+    typed = found.typed
     if found.command is not None and config_name in PURPOSES and found.command.trainer != config_name:
         with faults.caught(), named_place(found.command_place):
-            trainer = shown_name(found.command.trainer)
             raise ConfigError(
-                f"these settings are for hybridflow {trainer}, not for hybridflow {shown_name(config_name)}.",
-                remedy=f"Use hybridflow {trainer}, or hybridflow run.",
+                f"this file is for hybridflow {found.command.word}, not hybridflow {shown_name(config_name)}.",
+                remedy=f"Use hybridflow run {' '.join(map(str, files))}.",
             )
-    typed = found.typed.followed_by(parse_overrides(overrides, faults))
+    else:
+        typed = _implied(found).followed_by(typed)
+    typed = typed.followed_by(parse_overrides(overrides, faults))
     faults.add(*_hidden(typed.settings))
     return typed
+
+
+def _read_all(files: Sequence[Path], faults: Faults) -> RunFiles:
+    """The contents of run files, without the choices that their command implies."""
+    found = RunFiles()
+    for file in files:
+        with faults.caught():
+            found = _joined(found, _read(file, faults, ()))
+    return found
 
 
 def _hidden(settings: Sequence[Setting]) -> list[ConfigError]:
@@ -84,7 +92,7 @@ def _hidden(settings: Sequence[Setting]) -> list[ConfigError]:
     last = {setting.key: setting for setting in settings}
     return [
         ConfigError(
-            f"{setting.place}: {setting.key} is a secret, which the record of a run does not contain.",
+            f"{setting.place}: {setting.key} is a secret, and config.yaml does not store secrets.",
             remedy=f"Add it to the command: {setting.key}=...",
         )
         for setting in last.values()
@@ -99,7 +107,8 @@ def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
         near = [path.name for path in file.parent.glob("*") if path.suffix in SUFFIXES and path.is_file()]
         raise ConfigError(
             f"There is no file '{file}'.",
-            remedy=f"{did_you_mean(file.name, near, are_files=True)}A run file is YAML: key: value.",
+            remedy=f"{did_you_mean(file.name, near, are_files=True)}Give the path of a run file,"
+            f" relative to {Path.cwd()}.",
         )
     if file.resolve() in above:
         raise ConfigError(f"{file} extends itself.", remedy=f"Remove it from {EXTENDS} in {above[-1]}.")

@@ -35,6 +35,11 @@ class TrainingCommand:
 
     overrides: tuple[str, ...] = ()
 
+    @property
+    def word(self) -> str:
+        """The word that names it on the command line: `grpo`, `reward-model`."""
+        return self.overrides[-1].partition("=")[2] if self.overrides else shown_name(self.trainer)
+
 
 def find_command(word: str) -> TrainingCommand | None:
     """The command of a word: a trainer, an algorithm (`grpo`), or a preference loss (`ipo`)."""

@@ -27,15 +27,16 @@ def length_in_words(plan: RunPlan, data: RunData) -> str | None:
         return None
     trainer, batch_size, rows = plan.config.trainer, plan.config.data.batch_size, len(data.streams["prompts"])
     total, epochs = trainer.total_steps, trainer.total_steps * batch_size / rows
-    words = f"{rows:,} rows / {batch_size} per step = {_short(rows / batch_size)} steps per epoch; {total:,}"
-    words += f" step{'s' * (total != 1)} = {_short(epochs)} epoch{'s' * (epochs != 1)}"
+    per_epoch = _short(rows / batch_size)
+    words = f"{rows:,} row{'s' * (rows != 1)} / {batch_size} per step = {per_epoch} step{'s' * (per_epoch != '1')}"
+    words += f" per epoch; {total:,} step{'s' * (total != 1)} = {_short(epochs)} epoch{'s' * (epochs != 1)}"
     if trainer.epochs is not None and plan.composed.origins[_TOTAL] != _EPOCHS:
         words += f" ({_TOTAL}; {_EPOCHS}={trainer.epochs:g} would be {_steps_of_epochs(plan, data):,} steps)"
     return words
 
 
 def _steps_of_epochs(plan: RunPlan, data: RunData) -> int:
-    """The last step may begin another epoch: batches do not end with the data."""
+    """The number of steps for `trainer.epochs`, rounded up: the last batch may reach into another epoch."""
     epochs = plan.config.trainer.epochs
     assert epochs is not None, "no epochs are set"
     return max(1, math.ceil(epochs * len(data.streams["prompts"]) / plan.config.data.batch_size - 1e-9))

@@ -267,3 +267,13 @@ def test_a_run_file_and_the_record_of_a_run_are_experiments(desk):
     assert again.run().metrics[-1]["step"] == 2
     with pytest.raises(ConfigError, match="There is no file 'bases.yaml'"):
         hybridflow.Experiment.load("bases.yaml")
+    with pytest.raises(ConfigError, match="dtype='float16' is unknown") as unknown:
+        hybridflow.export(result, "model", dtype="float16")
+    assert "float32, bfloat16" in unknown.value.remedy
+
+
+def test_further_settings_replace_only_those_of_the_same_names():
+    first = hybridflow.Experiment("grpo", {"trainer": {"total_steps": 2, "experiment": "a"}, "trainer.seed": 1})
+    second = first.with_settings({"trainer": {"seed": 3}, "trainer.experiment": "b"})
+    assert second.settings == {"trainer.total_steps": 2, "trainer.seed": 3, "trainer.experiment": "b"}
+    assert first.settings["trainer"] == {"total_steps": 2, "experiment": "a"}

@@ -37,7 +37,7 @@ def test_a_loop_of_ones_own_takes_the_steps_that_run_takes_and_resumes(arguments
         for batch in system.prompts:
             system.log(system.dataflow.step(batch))
             system.log({"own/step": float(system.step)})
-            with pytest.raises(ConfigError, match="no held-out data"):
+            with pytest.raises(ConfigError, match="needs held-out data, but trainer.eval_every=0"):
                 system.evaluate()
             if system.step == 2:
                 assert system.save() == Path("own/checkpoints/step_2").absolute()
@@ -65,6 +65,23 @@ def test_roles_are_at_hand_and_evaluations_join_the_row(arguments):
     last = hybridflow.Result("runs/run").metrics[-1]
     assert metrics and last["step"] == 3 and last[metrics[0]] == evaluation[metrics[0]]
     assert "actor/grad_norm" in last
+
+
+def test_callbacks_see_the_rows_of_the_loop_and_end_it(arguments):
+    seen = {}
+
+    def stop_at_2(step, metrics):
+        seen[step] = metrics["own/step"]
+        return hybridflow.STOP if step == 2 else None
+
+    arguments["callbacks"] = [stop_at_2]
+    assert hybridflow.plan("grpo", QUIET, **arguments).problems == ()
+    with hybridflow.assemble("grpo", QUIET, **arguments) as system:
+        for batch in system.prompts:
+            system.log(system.dataflow.step(batch))
+            system.log({"own/step": float(system.step)})
+    assert seen == {1: 1.0, 2: 2.0}
+    assert hybridflow.Result("runs/run").metrics["own/step"] == [1.0, 2.0]
 
 
 def test_an_error_in_the_loop_ends_the_run_and_is_recorded(arguments):

@@ -67,6 +67,10 @@ def test_a_run_is_evaluated_by_its_newest_checkpoint_with_its_data_and_rewards(d
     said = capsys.readouterr().err
     assert "there is no built-in function 'nope'" in said and "data.eval_files: No such file" in said
     assert "2 problems; nothing was started" in said
+    assert main(["evaluate", "run", "--dry-run", *QUICK]) == 0
+    assert "The run evaluates the model without training; the earlier run in" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert main(["evaluate", "run", "--step", "7"]) == 2
     assert "has no checkpoint of step 7" in capsys.readouterr().err
     assert main_ppo.main([*train, "trainer.total_steps=0"]) == 2

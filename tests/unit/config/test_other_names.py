@@ -40,7 +40,7 @@ def test_prefixes_and_dashes_of_other_command_lines_are_understood():
         ("algorithm.adv_estimator", "algorithm=NAME"),
         ("trainer.logger", "trainer.trackers"),
         ("custom_reward_function.path", "reward.functions"),
-        ("beta", "algorithm.kl.coefficient in hybridflow ppo, algorithm.preference.beta in hybridflow dpo"),
+        ("beta", "algorithm.kl.coefficient for GRPO and PPO, algorithm.preference.beta for DPO"),
         ("trainer.n_gpus_per_node", "trainer.devices"),
         ("gradient_accumulation_steps", "actor.microbatch_tokens"),
         ("actor.use_kl_loss", "algorithm.kl.placement=loss"),

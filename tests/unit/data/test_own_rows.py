@@ -21,6 +21,7 @@ def nothing(row): return None
 def divides(row): return {"prompt": 1 / (row["n"] - 2)}
 def texts(row): return row["q"]
 number = 3
+def leaves(row): raise SystemExit(1)
 
 class Numbers(Dataset):
     def __init__(self, data_files, tokenizer, config, limit=3):
@@ -88,16 +89,25 @@ def test_a_class_gives_the_rows_of_each_entry(folder, tokenizer, kind, rows):
 @pytest.mark.parametrize(
     ("settings", "found", "remedy"),
     [
-        ({"map": "nothing"}, "my.py:nothing returned None for all 3 rows of 'a.jsonl'", "Return a row"),
-        ({"map": "divides"}, "raised ZeroDivisionError: division by zero (my.py, line 7), for row 2 of", "Correct"),
+        ({"map": "nothing"}, "my.py:nothing returned None for all 3 rows of 'a.jsonl'", "Return the row"),
+        (
+            {"map": "divides"},
+            "raised ZeroDivisionError: division by zero (my.py, line 7), for row 2 of",
+            "Fix the code",
+        ),
+        (
+            {"map": "leaves"},
+            "my.py:leaves called sys.exit: SystemExit: 1 (my.py, line 10), for row 1 of",
+            "Fix the code",
+        ),
         ({"map": "texts"}, "returned a str for row 1 of 'a.jsonl', not a row", '{"prompt": ..., "answer": ...}'),
         ({"map": "number"}, "is a int, not a function", "Name a function"),
         ({"dataset": "number"}, "is a int, not a class", "Name a class"),
         ({"dataset": "Neither"}, "has neither __len__ and __getitem__ nor __iter__", "def __getitem__(self, index)"),
-        ({"dataset": "Strange"}, "has the parameters processor, which are not known", "Give them defaults"),
+        ({"dataset": "Strange"}, "requires the parameter processor, which hybridflow does not", "Give it a default"),
         ({"dataset": "Empty"}, "my.py:Empty gives no rows for 'a.jsonl'", "at least one row"),
         ({"dataset": "Lists"}, "gave a list for row 1 of 'a.jsonl', not a row", '{"prompt": ..., "answer": ...}'),
-        ({"dataset": "Fails"}, "raised KeyError: 'no' (my.py, line 28), for row 1 of 'a.jsonl'", "Correct"),
+        ({"dataset": "Fails"}, "raised KeyError: 'no' (my.py, line 29), for row 1 of 'a.jsonl'", "Fix the code"),
         ({"prompt_template": "{q} {m}"}, "data.prompt_template=m: 'a.jsonl' has no such column", "columns are: q, n"),
     ],
 )

@@ -21,6 +21,11 @@ ROWS = 20  # of `Words`, 4 in a step
             10,
             "20 rows / 3 per step = 6.67 steps per epoch; 10 steps = 1.5 epochs",
         ),
+        (
+            ["trainer.epochs=1", "data.max_rows=1", "data.batch_size=1", "actor.minibatch_size=1"],
+            1,
+            "1 row / 1 per step = 1 step per epoch; 1 step = 1 epoch",
+        ),
         (["trainer.epochs=1", "trainer.total_steps=9"], 5, "5 steps = 1 epoch"),
         (
             ["trainer.epochs=3", "trainer.total_steps=9"],

@@ -88,11 +88,11 @@ def test_later_files_win_over_earlier_ones_and_those_they_extend_and_the_command
         ("command: pppo\n", "line 1: There is no trainer or algorithm 'pppo'", "Did you mean 'ppo'?"),
         (
             "command: sft\n",
-            "line 1: these settings are for hybridflow sft, not for hybridflow ppo",
-            "Use hybridflow sft",
+            "line 1: this file is for hybridflow sft, not hybridflow ppo",
+            "Use hybridflow run run.yaml",
         ),
         ("extends: 3\n", "line 1: extends must name files", "extends: FILE"),
-        ("extends: nowhere.yaml\n", "There is no file 'nowhere.yaml'", "A run file is YAML"),
+        ("extends: nowhere.yaml\n", "There is no file 'nowhere.yaml'", "relative to "),
         ("extends: run.yaml\n", "run.yaml extends itself", "Remove it from extends"),
         ("[1, 2]\n", "run.yaml must hold settings by name", "name: value"),
         ("trainer: {seed: 1\n", "run.yaml: ", "--help all"),
@@ -165,7 +165,7 @@ def test_each_command_starts_from_its_trainers_settings(words, trainer, dataflow
     ("words", "message", "remedy"),
     [
         (["run"], "There is no run file", "hybridflow run FILE.yaml"),
-        (["run", "bare.yaml"], "bare.yaml does not say which command it is for", "hybridflow grpo bare.yaml"),
+        (["run", "bare.yaml"], "bare.yaml names no command", "hybridflow grpo bare.yaml"),
         (["bare.yaml"], "There is no command 'bare.yaml'", "Write hybridflow run bare.yaml."),
         (["pppo"], "There is no command 'pppo'", "Did you mean 'ppo'?"),
         (["trainer.seed=1"], "There is no command 'trainer.seed=1'", "Write hybridflow ppo trainer.seed=1."),
@@ -176,6 +176,24 @@ def test_a_command_that_cannot_be_found_is_answered_with_what_to_type(words, mes
     assert main(words) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert message in said and remedy in said
+
+
+def test_a_file_for_another_command_is_one_problem(capsys):
+    write(c="command: grpo\ntrainer.total_steps: 2\n")
+    assert main(["dpo", "c.yaml", "--dry-run"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "c.yaml, line 1: this file is for hybridflow grpo, not hybridflow dpo." in said
+    assert "Use hybridflow run c.yaml." in said and "1 problem; nothing was started" in said
+
+
+def test_the_help_of_run_is_about_files(capsys):
+    assert main(["run", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("usage: hybridflow run FILE.yaml ... [key=value ...]") and "command named in it" in said
+    assert "--dry-run" in said and "reinforcement" not in said
+    write(c="command: sft\n")
+    assert main(["run", "c.yaml", "--help"]) == 0
+    assert "Trains a language model on demonstrations" in capsys.readouterr().out
 
 
 def test_the_record_of_a_run_is_a_run_file_that_says_who_set_each_value():
@@ -190,7 +208,7 @@ def test_the_record_of_a_run_is_a_run_file_that_says_who_set_each_value():
     assert {key: again.origins[key] for key in first.origins if key not in again.user_keys} == {
         key: origin for key, origin in first.origins.items() if key not in again.user_keys
     }
-    with pytest.raises(ConfigError, match="these settings are for hybridflow ppo, not for hybridflow dpo"):
+    with pytest.raises(ConfigError, match="this file is for hybridflow ppo, not hybridflow dpo"):
         composed("dpo", "config.yaml")
 
 

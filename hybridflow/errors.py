@@ -40,10 +40,10 @@ class Advice:
     """A warning about a run that can start: what was found, and what to do about it."""
 
     message: str
-    """What was found."""
+    """The finding."""
 
     remedy: str
-    """What to do about it."""
+    """The action to take."""
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}"

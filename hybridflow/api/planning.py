@@ -34,7 +34,7 @@ class Plan:
     """One row per role: its pool, devices, parameters, engine and layout; empty if there is no plan."""
 
     text: str
-    """What `--dry-run` prints."""
+    """The text that `--dry-run` prints."""
 
     def __repr__(self) -> str:
         return self.text

@@ -128,8 +128,8 @@ class Result:
     def model(self, role: str | None = None) -> PreTrainedModel:
         """The trained model of the newest checkpoint, as `transformers` loads it; a LoRA adapter is merged into it.
 
-        By default, `role` is `actor`, or the only trained role if there is no actor. Raises `CheckpointError` if there
-        is no checkpoint, as with `trainer.save_every=0`.
+        By default, `role` is `actor`, or the only trained role of a run without an actor. Raises `CheckpointError`
+        without a checkpoint, as with `trainer.save_every=0`.
         """
         directory = self._exported(role)
         kinds = " ".join(AutoConfig.from_pretrained(directory).architectures or [])

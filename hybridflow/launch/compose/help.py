@@ -15,7 +15,7 @@ from hybridflow.launch.compose.files import TABLES
 from hybridflow.launch.compose.overrides import shown, suggestion
 from hybridflow.launch.compose.presets import default_choices, presets
 from hybridflow.launch.compose.run_files import COMMAND
-from hybridflow.launch.compose.trainers import PURPOSES, RUN, shown_name
+from hybridflow.launch.compose.trainers import PURPOSES, shown_name
 from hybridflow.observability.redaction import redacted
 
 ALL = "all"
@@ -138,8 +138,6 @@ def _chapter(composed: Composed, topic: str) -> str:
 
 def _introduction(composed: Composed, program: str) -> str:
     purpose = PURPOSES.get(composed.trainer, f"Trains as the configuration {composed.trainer} says.")
-    if program.endswith(f" {RUN}"):
-        purpose = f"Runs a FILE.yaml by the command that it names. For a run of {shown_name(composed.trainer)}:"
     return _USAGE.format(program=program, purpose=purpose)
 
 

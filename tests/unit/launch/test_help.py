@@ -85,8 +85,6 @@ def test_help_alone_fits_on_a_screen_and_shows_the_values_of_the_command(capsys)
         assert "--help all" in text and "  trainer.epochs=null " in text
     assert main_ppo.main(["--help", "algorithm=grpo", "trainer.total_steps=7"]) == 0
     assert "  trainer.total_steps=7 " in capsys.readouterr().out
-    assert command(["run", "--help"]) == 0
-    assert "Runs a FILE.yaml by the command that it names." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
+from hybridflow.data.column_names import COMPLETIONS, PROMPTS
 from hybridflow.data.conversations import (
     Prompt,
     Response,
@@ -29,13 +30,11 @@ from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-_COMPLETIONS = ("completion", "response", "output")
 _CONVERSATION = "messages"
 _OTHER_COMPLETIONS = ("chosen", "answer", "solution", "label")
 """Used only without a conversation, since such columns may contain less than it does, such as the final answer."""
 
 _WHOLES = ("messages", "text", "chosen")
-_PROMPTS = ("prompt", "question", "problem", "instruction", "input")
 
 
 def load_demonstrations(
@@ -70,8 +69,8 @@ def load_demonstrations(
 
 def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletion]:
     """The demonstrations of a table, by data.prompt_key and data.answer_key or by its columns' names."""
-    prompt_name = config.prompt_key or table.first(_PROMPTS)
-    completion_name = config.answer_key or table.first(_COMPLETIONS)
+    prompt_name = config.prompt_key or table.first(PROMPTS)
+    completion_name = config.answer_key or table.first(COMPLETIONS)
     if completion_name is None and (config.prompt_key or _CONVERSATION not in table.columns):
         completion_name = table.first(_OTHER_COMPLETIONS)
     if prompt_name and completion_name and prompt_name != completion_name:

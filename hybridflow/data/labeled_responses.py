@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
+from hybridflow.data.column_names import COMPLETIONS, PROMPTS
 from hybridflow.data.conversations import (
     Prompt,
     as_conversation,
@@ -19,13 +20,11 @@ from hybridflow.data.conversations import (
     split_response,
 )
 from hybridflow.data.length_limits import check_left, completions_within_limits
-from hybridflow.data.preferences import PROMPTS, both_responses, other_columns, recognize_pairs
+from hybridflow.data.preferences import both_responses, other_columns, recognize_pairs
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion
 from hybridflow.errors import DataError
-
-_COMPLETIONS = ("completion", "response", "output")
 
 
 def load_labeled(
@@ -62,7 +61,7 @@ def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion
             rows={"is_chosen": is_chosen}
         )
     prompt_name = config.prompt_key or table.first(PROMPTS)
-    completion_name = table.first(_COMPLETIONS)
+    completion_name = table.first(COMPLETIONS)
     if "label" not in table.columns or prompt_name is None or completion_name is None:
         raise DataError(
             f"'{table.name}' holds no labeled responses; it has: {', '.join(table.columns)}.",

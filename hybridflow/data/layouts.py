@@ -178,8 +178,14 @@ def _svamp(table: Table) -> Table:
     both = zip(table.columns["Body"], table.columns["Question"], strict=True)
     columns = {"prompt": [f"{body} {question}" if body else question for body, question in both]} | table.columns
     answers = columns.pop("Answer", [None] * len(table))
-    columns["answer"] = [int(a) if isinstance(a, float) and a.is_integer() else a for a in answers]
+    columns["answer"] = [_whole(answer) for answer in answers]
     return replace(table, columns=columns)
+
+
+def _whole(answer: object) -> object:
+    if isinstance(answer, float) and answer.is_integer():
+        return int(answer)
+    return answer.removesuffix(".0") if isinstance(answer, str) else answer
 
 
 LAYOUTS = (

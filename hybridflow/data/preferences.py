@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
+from hybridflow.data.column_names import PROMPTS
 from hybridflow.data.conversations import (
     Message,
     Prompt,
@@ -34,9 +35,6 @@ from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion
 from hybridflow.errors import DataError
-
-PROMPTS = ("prompt", "question", "instruction", "problem", "input")
-"""Columns that may hold the prompt."""
 
 _LARGEST = torch.finfo(torch.float32).max
 _REFERENCE = ("ref_chosen_logps", "ref_rejected_logps")

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
+from hybridflow.data.column_names import ANSWERS, COMPLETIONS
 from hybridflow.data.conversations import as_conversation, check_prompts, duplicates, last_reply_start
 from hybridflow.data.length_limits import check_left, cut_prompts, rows_within, tokens_to_read
 from hybridflow.data.selection import read_rows
@@ -18,9 +19,6 @@ from hybridflow.data.tokenization import may_be_cut, prompt_token_ids
 from hybridflow.errors import DataError, RewardError
 
 RowCheck = Callable[[Mapping[str, object]], None]
-
-_ANSWERS = ("answer", "ground_truth", "label", "target", "solution")
-_COMPLETIONS = ("completion", "response", "output")
 
 
 @dataclass(frozen=True)
@@ -33,19 +31,19 @@ class Format:
     name: str
     known_by: tuple[str, ...]
     prompt: str
-    answers: tuple[str, ...] = _ANSWERS
+    answers: tuple[str, ...] = ANSWERS
 
 
 # The first that fits is taken, so more specific formats come first.
 FORMATS = (
     Format("verl", ("prompt", "reward_model"), "prompt", ("reward_model.ground_truth",)),
-    Format("verl_dataset", ("raw_prompt",), "raw_prompt", ("reward_model.ground_truth", *_ANSWERS)),
+    Format("verl_dataset", ("raw_prompt",), "raw_prompt", ("reward_model.ground_truth", *ANSWERS)),
     Format("SkyRL", ("prompt", "reward_spec"), "prompt", ("reward_spec.ground_truth",)),
     Format("DeepSpeed-Chat", ("prompt", "chosen", "rejected"), "prompt", ("answer",)),
     Format("trl_prompt", ("prompt",), "prompt"),
     Format("GSM8K", ("question",), "question"),
     Format("MATH", ("problem",), "problem"),
-    Format("OpenRLHF", ("input",), "input", ("label", *_ANSWERS)),
+    Format("OpenRLHF", ("input",), "input", ("label", *ANSWERS)),
     Format("messages", ("messages",), "messages"),
     Format("text", ("text",), "text"),
     Format("HH", ("chosen", "rejected"), "chosen", ()),
@@ -148,7 +146,7 @@ def _has(table: Table, name: str) -> bool:
 
 def _is_label(table: Table, name: str) -> bool:
     """Whether a column labels another column's responses as good or bad (KTO), and so holds no answers."""
-    labels = name == "label" and any(other in table.columns for other in _COMPLETIONS)
+    labels = name == "label" and any(other in table.columns for other in COMPLETIONS)
     return labels and all(isinstance(value, bool | int | float) and value in (0, 1) for value in table.columns[name])
 
 

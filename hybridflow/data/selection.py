@@ -42,7 +42,7 @@ def read_rows(source: Source, config: Data, tokenizer: PreTrainedTokenizerBase |
 
 
 def _read(name: str, config: Data, tokenizer: PreTrainedTokenizerBase | None) -> Table:
-    return read_table(name) if config.dataset is None or is_ours(name) else own_table(name, config, tokenizer)
+    return read_table(name, config) if config.dataset is None or is_ours(name) else own_table(name, config, tokenizer)
 
 
 def prepared(table: Table, config: Data) -> Table:

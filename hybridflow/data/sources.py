@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from hybridflow.batch import Batch
+from hybridflow.config.data import Data
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.data.hub import Dataset, load_hub, load_saved
 from hybridflow.data.json_files import read_json, read_json_lines
@@ -104,16 +105,20 @@ class Table:
             logger.log(level, f"data=%s {message}", self.name, *values)
 
 
-def read_table(name: str) -> Table:
-    """The rows of one source; raises `DataError` if it cannot be read or has no rows."""
+def read_table(name: str, config: Data | None = None) -> Table:
+    """The rows of one source; raises `DataError` if it cannot be read or has no rows.
+
+    The settings may name columns that are texts in a file without types.
+    """
     if name.startswith(TASK_PREFIX):
         data_source, columns = read_task(name)
         return Table(name, data_source, columns)
     found = locate(name)
     if len(found.files) == 1:
-        table = Table(name, found.data_source, _read_file(found.files[0], name))
+        table = Table(name, found.data_source, _read_file(found.files[0], name, config))
     elif found.files:
-        table = _joined_tables([Table(str(file), "", _read_file(file, str(file))) for file in found.files], name, found)
+        parts = [Table(str(file), "", _read_file(file, str(file), config)) for file in found.files]
+        table = _joined_tables(parts, name, found)
     else:
         table = Table(name, found.data_source, open_dataset(found, name).to_dict())
     if len(table) == 0:
@@ -162,13 +167,13 @@ def _check_same_columns(first: Batch, first_file: str, part: Batch, file: str) -
             )
 
 
-def _read_file(path: Path, name: str) -> dict[str, list]:
+def _read_file(path: Path, name: str, config: Data | None) -> dict[str, list]:
     suffix = suffix_of(path)
     if suffix in LINE_SUFFIXES:
         return columns_of_rows(read_json_lines(path, name))
     if suffix == ".json":
         return columns_of_rows(read_json(path, name))
-    return columns_of(read_batches(path, name, suffix))
+    return columns_of(read_batches(path, name, suffix, config))
 
 
 def _joined_tables(parts: Sequence[Table], name: str, found: Location) -> Table:

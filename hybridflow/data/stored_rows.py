@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol
 
 import pyarrow
 
+from hybridflow.config.data import Data
 from hybridflow.config.json_text import parse_json
 from hybridflow.data.hub import Dataset
 from hybridflow.data.json_files import Row, parsed, row_of
@@ -154,11 +155,11 @@ class Concatenated:
         return [found[index] for index in indices]
 
 
-def stored_file(path: Path, name: str) -> StoredRows:
+def stored_file(path: Path, name: str, config: Data) -> StoredRows:
     """The rows of one file on demand; compressed lines and tables are copied to a temporary file first."""
     suffix, is_compressed = suffix_of(path), path.name.endswith(".gz")
     if suffix not in (*LINE_SUFFIXES, ".json"):
-        return Blocks(read_batches(path, name, suffix), name)
+        return Blocks(read_batches(path, name, suffix, config), name)
     try:
         file = _uncompressed(path) if is_compressed else path.open("rb")
     except (OSError, EOFError, zlib.error) as error:

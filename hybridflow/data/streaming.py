@@ -157,7 +157,7 @@ def _opened(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> tupl
     found = locate(name)
     if not found.files:
         return found.data_source, DatasetRows(open_dataset(found, name))
-    parts = [stored_file(file, name if len(found.files) == 1 else str(file)) for file in found.files]
+    parts = [stored_file(file, name if len(found.files) == 1 else str(file), config) for file in found.files]
     if not sum(map(len, parts)):
         raise DataError(f"'{name}' has no rows.", remedy="Give a file with at least one row, or leave it out.")
     return found.data_source, Concatenated(parts)

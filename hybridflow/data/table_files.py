@@ -1,26 +1,35 @@
 """Rows of parquet, CSV, TSV and Arrow files, in record batches, so that a file larger than memory can be read."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
+from hybridflow.config.data import Data
+from hybridflow.data.column_names import text_columns
 from hybridflow.errors import DataError
 
 _ROWS = 1024
 _BLOCK_BYTES = 4 << 20
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
+_LEADING_ZEROS = r"^[-+]?0[0-9]"
+_LONG = r"^[-+]?[0-9]{17}"
+"""Digits that a floating-point number does not keep, as in long identifiers."""
 
 
-def read_batches(path: Path, name: str, suffix: str) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of a file with one of the `TABLE_SUFFIXES`; raises `DataError` if it cannot be read."""
+def read_batches(path: Path, name: str, suffix: str, config: Data | None = None) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of a file with one of the `TABLE_SUFFIXES`; raises `DataError` if it cannot be read.
+
+    The settings may name columns that are texts in a file without types.
+    """
     kind, batches = _READERS[suffix]
     with _readable(kind, name):
-        yield from batches(path)
+        yield from batches(path, config)
 
 
 def columns_of(batches: Iterator[pyarrow.RecordBatch]) -> dict[str, list]:
@@ -29,12 +38,12 @@ def columns_of(batches: Iterator[pyarrow.RecordBatch]) -> dict[str, list]:
     return pyarrow.Table.from_batches(found).to_pydict() if found else {}
 
 
-def _parquet(path: Path) -> Iterator[pyarrow.RecordBatch]:
+def _parquet(path: Path, config: Data | None) -> Iterator[pyarrow.RecordBatch]:
     with pyarrow.parquet.ParquetFile(path, buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
         yield from file.iter_batches(batch_size=_ROWS)
 
 
-def _arrow(path: Path) -> Iterator[pyarrow.RecordBatch]:
+def _arrow(path: Path, config: Data | None) -> Iterator[pyarrow.RecordBatch]:
     """The file format of Arrow (feather), or its stream format, in which `datasets` keeps its cache."""
     with pyarrow.OSFile(str(path)) as file:
         try:
@@ -47,46 +56,74 @@ def _arrow(path: Path) -> Iterator[pyarrow.RecordBatch]:
             yield found.get_batch(index)
 
 
-def _separated(delimiter: str) -> Callable[[Path], Iterator[pyarrow.RecordBatch]]:
-    return lambda path: _csv(path, delimiter)
+def _separated(delimiter: str) -> Callable[[Path, Data | None], Iterator[pyarrow.RecordBatch]]:
+    return lambda path, config: _csv(path, delimiter, config)
 
 
-def _csv(path: Path, delimiter: str) -> Iterator[pyarrow.RecordBatch]:
+def _csv(path: Path, delimiter: str, config: Data | None) -> Iterator[pyarrow.RecordBatch]:
     """Columns of which all values are numbers, or all true or false, have such values; all others have texts.
 
-    The file is read twice, since a type that fits the first rows may not fit the others.
+    So have prompts, completions and answers, as they are written, and columns of numbers with leading zeros. The file
+    is read several times, since a type that fits the first rows may not fit the others.
     """
-    types: dict[str, pyarrow.DataType] = {}
-    names: list[str] = []
-    while True:
-        try:
-            with _open_csv(path, delimiter, types) as reader:
-                names = reader.schema.names
-                if repeated := sorted({column for column in names if names.count(column) > 1}):
-                    raise ValueError(f"several columns are called {', '.join(map(repr, repeated))}")
-                texts = [field.name for field in reader.schema if not _is_number(field.type)]
-                if any(name not in types for name in texts):
-                    types |= dict.fromkeys(texts, pyarrow.string())
-                    continue
-                for _ in reader:
-                    pass
-                break
-        except pyarrow.ArrowInvalid as error:
-            column = _CSV_COLUMN.search(str(error))
-            name = names[int(column[1])] if column is not None and names else None
-            if name is None or types.get(name) == pyarrow.string():
-                raise
-            types[name] = pyarrow.string() if name in types else pyarrow.float64()
+    with _open_csv(path, delimiter, {}) as reader:
+        names = reader.schema.names
+    if repeated := sorted({column for column in names if names.count(column) > 1}):
+        raise ValueError(f"several columns are called {', '.join(map(repr, repeated))}")
+    types = dict.fromkeys(text_columns(names, config), pyarrow.string())
+    while not _fits(path, delimiter, types, names):
+        pass
+    types |= dict.fromkeys(_not_numbers(path, delimiter, types), pyarrow.string())
     with _open_csv(path, delimiter, types) as reader:
         yield from reader
 
 
-def _open_csv(path: Path, delimiter: str, types: dict[str, pyarrow.DataType]) -> pyarrow.csv.CSVStreamingReader:
+def _fits(path: Path, delimiter: str, types: dict[str, pyarrow.DataType], names: Sequence[str]) -> bool:
+    """Whether all rows have the types of the columns, which are guessed if they are not given; corrects them if not."""
+    try:
+        with _open_csv(path, delimiter, types) as reader:
+            texts = [field.name for field in reader.schema if not _is_number(field.type)]
+            if any(name not in types for name in texts):
+                types |= dict.fromkeys(texts, pyarrow.string())
+                return False
+            types |= {field.name: field.type for field in reader.schema}
+            for _ in reader:
+                pass
+        return True
+    except pyarrow.ArrowInvalid as error:
+        column = _CSV_COLUMN.search(str(error))
+        name = names[int(column[1])] if column is not None else None
+        if name is None or types.get(name) == pyarrow.string():
+            raise
+        is_whole = pyarrow.types.is_integer(types.get(name, pyarrow.int64()))
+        types[name] = pyarrow.float64() if is_whole else pyarrow.string()
+        return False
+
+
+def _not_numbers(path: Path, delimiter: str, types: Mapping[str, pyarrow.DataType]) -> list[str]:
+    """The columns of numbers of which some would lose digits: leading zeros, or the last of long ones."""
+    numbers = {name: kind for name, kind in types.items() if _is_number(kind) and not pyarrow.types.is_boolean(kind)}
+    patterns = {
+        name: f"{_LEADING_ZEROS}|{_LONG}" if pyarrow.types.is_floating(kind) else _LEADING_ZEROS
+        for name, kind in numbers.items()
+    }
+    found: set[str] = set()
+    if patterns:
+        with _open_csv(path, delimiter, dict.fromkeys(patterns, pyarrow.string()), [*patterns]) as reader:
+            for batch in reader:
+                lossy = {name: pyarrow.compute.match_substring_regex(batch[name], patterns[name]) for name in patterns}
+                found |= {name for name, rows in lossy.items() if rows.true_count}
+    return sorted(found)
+
+
+def _open_csv(
+    path: Path, delimiter: str, types: Mapping[str, pyarrow.DataType], names: Sequence[str] | None = None
+) -> pyarrow.csv.CSVStreamingReader:
     return pyarrow.csv.open_csv(
         pyarrow.input_stream(str(path), compression="detect"),
         read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES),
         parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=types, include_columns=names),
     )
 
 

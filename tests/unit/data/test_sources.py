@@ -7,6 +7,7 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
+from hybridflow.config.data import Data
 from hybridflow.config.paths import builtin_path
 from hybridflow.data.locations import short_name
 from hybridflow.data.sources import read_table
@@ -38,7 +39,7 @@ def test_every_kind_of_json_file_gives_the_same_columns(tmp_path, name, content)
 
 
 TABLES = pyarrow.table(COLUMNS)
-CSV = b'prompt,answer,level\n1+1=,two,\n"2+2=",4,3\n'
+CSV = b'prompt,answer,level\n1+1=,2,\n"2+2=",4,3\n'
 
 
 def arrow_stream(table, path):
@@ -59,8 +60,7 @@ def arrow_stream(table, path):
 )
 def test_every_kind_of_table_gives_the_same_columns(tmp_path, name, write):
     write(TABLES, tmp_path / name)
-    answers = ["two", "4"] if "csv" in name or "tsv" in name else ["2", "4"]
-    assert read_table(str(tmp_path / name)).columns == COLUMNS | {"answer": answers}
+    assert read_table(str(tmp_path / name)).columns == COLUMNS
 
 
 def test_a_csv_column_has_numbers_only_if_all_its_values_are_numbers(tmp_path):
@@ -75,6 +75,29 @@ def test_a_csv_column_has_numbers_only_if_all_its_values_are_numbers(tmp_path):
         "flag": [True, False, True],
         "date": ["2020-01-01", "2020-01-02", "2020-01-03"],
     }
+
+
+@pytest.mark.parametrize(
+    "cells", [["007", "8"], ["1e5", "2"], ["True", "False"], ["NA", "5"], ["", "5"], ["1.50", "2"]]
+)
+@pytest.mark.parametrize("settings", [{}, {"prompt_key": "ask", "answer_key": "gold"}, {"prompt_template": "{ask}"}])
+def test_prompts_and_answers_of_a_csv_file_stay_as_written(tmp_path, cells, settings):
+    """Identifiers with leading zeros, or of more digits than a number keeps, stay as well; other numbers do not."""
+    prompt, answer = ("ask", "gold") if settings else ("prompt", "answer")
+    long = "1" * 25
+    rows = [f"{cell},{cell},{long},00{row},{row}.5\n" for row, cell in enumerate(cells)]
+    (tmp_path / "a.csv").write_text(f"{prompt},{answer},uid,zip,level\n" + "".join(rows))
+    columns = read_table(str(tmp_path / "a.csv"), Data(**settings)).columns
+    assert columns[prompt] == cells
+    assert columns[answer] == cells or "prompt_template" in settings
+    assert (columns["uid"], columns["zip"], columns["level"]) == ([long] * 2, ["000", "001"], [0.5, 1.5])
+
+
+@pytest.mark.parametrize(("header", "labels"), [("prompt,label", ["1", "0"]), ("prompt,completion,label", [1, 0])])
+def test_a_label_is_an_answer_unless_there_is_a_completion(tmp_path, header, labels):
+    beside = "good," if "completion" in header else ""
+    (tmp_path / "a.csv").write_text(f"{header}\na,{beside}1\nb,{beside}0\n")
+    assert read_table(str(tmp_path / "a.csv")).columns["label"] == labels
 
 
 @pytest.mark.parametrize("source", ["shards", "shards/part-*.jsonl", "**/part-?.jsonl", "shards/part-[01].jsonl"])

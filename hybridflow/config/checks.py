@@ -109,7 +109,7 @@ def _data_errors(config: Experiment) -> Iterator[ConfigError]:
 
 
 def _row_errors(config: Experiment) -> Iterator[ConfigError]:
-    """Prompts come from one place, and rows that are read on demand are not sorted."""
+    """Prompts come from one place."""
     data = config.data
     if data.prompt_template is not None:
         if data.prompt_key is not None:
@@ -123,12 +123,6 @@ def _row_errors(config: Experiment) -> Iterator[ConfigError]:
         except ConfigError as error:
             error.key = "data.prompt_template"
             yield error
-    if data.streaming and data.difficulty_key is not None:
-        yield ConfigError(
-            f"data.difficulty_key={data.difficulty_key} sorts all rows, but data.streaming=true reads them on demand.",
-            remedy="Leave one out, or sort the file and set data.shuffle=false.",
-            among=["data.streaming", "data.difficulty_key"],
-        )
 
 
 def _sampling_errors(config: Experiment) -> Iterator[ConfigError]:

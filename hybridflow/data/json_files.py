@@ -4,13 +4,15 @@ import gzip
 import json
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 from hybridflow.config.json_text import parse_json
 from hybridflow.errors import DataError
 
 Row = dict[str, object]
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+"""Bytes that some programs put before the text of a file in UTF-8."""
 
 
 def read_json_lines(path: Path, name: str) -> list[Row]:
@@ -38,7 +40,7 @@ def _content(path: Path, name: str) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         kind = "is not a complete gzip file" if path.name.endswith(".gz") else "cannot be read"
         raise DataError(f"'{name}' {kind}: {error}", remedy="Check the file, or write it again.") from error
-    return content.removeprefix(_BYTE_ORDER_MARK)
+    return content.removeprefix(BYTE_ORDER_MARK)
 
 
 def parsed(text: bytes, name: str, first_line: int) -> object:
@@ -72,3 +74,10 @@ def row_of(value: object, place: str) -> Row:
         f"The {place} is a {type(value).__name__}, not an object with columns.",
         remedy='Give each row as {"prompt": ..., "answer": ...}.',
     )
+
+
+def line_at(file: BinaryIO, position: int) -> int:
+    """The number of the line, from 1, in which a byte of a file stands."""
+    file.seek(0)
+    before = iter(lambda: file.read(min(1 << 20, position - file.tell())), b"")
+    return 1 + sum(block.count(b"\n") for block in before)

@@ -128,7 +128,11 @@ def training_stream(parts: Sequence[Batch | StreamedRows], config: Data, *, seed
     on_demand = [part for part in parts if isinstance(part, StreamedRows)]
     table = JoinedRows(on_demand) if on_demand else joined(in_memory, config.train_files)
     sizes, shuffle = [len(part) for part in parts], config.shuffle
-    difficulty = _difficulty(table, config.difficulty_key) if isinstance(table, Batch) else None
+    difficulty = None
+    if config.difficulty_key is not None:
+        difficulty = torch.cat([_difficulty(part, config.difficulty_key) for part in parts])
+        known = difficulty[difficulty.isfinite()]
+        logger.info("data.difficulty_key=%s from %g to %g", config.difficulty_key, known.min(), known.max())
     if config.mixture:
         shares = [weight / sum(config.mixture) for weight in config.mixture]
         difficulties = [None] * len(parts) if difficulty is None else difficulty.split(sizes)
@@ -149,12 +153,10 @@ def training_stream(parts: Sequence[Batch | StreamedRows], config: Data, *, seed
     return BatchStream(table, config.batch_size, order)
 
 
-def _difficulty(table: Batch, key: str | None) -> Tensor | None:
-    if key is None:
-        return None
-    values = torch.tensor(table.object(key), dtype=torch.float64)
-    logger.info("data.difficulty_key=%s from %g to %g", key, values.min(), values.max())
-    return values
+def _difficulty(part: Batch | StreamedRows, key: str) -> Tensor:
+    if isinstance(part, StreamedRows):
+        return part.difficulties(key)
+    return torch.tensor(part.object(key), dtype=torch.float64)
 
 
 def eval_batches(table: Batch, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:

@@ -18,7 +18,8 @@ import pyarrow
 from hybridflow.config.data import Data
 from hybridflow.config.json_text import parse_json
 from hybridflow.data.hub import Dataset
-from hybridflow.data.json_files import Row, parsed, row_of
+from hybridflow.data.json_files import BYTE_ORDER_MARK, Row, line_at, parsed, row_of
+from hybridflow.data.json_lists import entry_spans
 from hybridflow.data.locations import LINE_SUFFIXES, suffix_of
 from hybridflow.data.table_files import read_batches
 from hybridflow.errors import DataError
@@ -40,7 +41,7 @@ class StoredRows(Protocol):
 
 
 class Lines:
-    """Rows of a JSON-lines file, of which the beginnings are known."""
+    """Rows of a JSON-lines file, which is indexed by where each begins."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         self._file = file
@@ -64,17 +65,30 @@ class Lines:
         start, end = self._starts[index], self._starts[index + 1]
         text = os.pread(self._file.fileno(), end - start, start).partition(b"\n")[0]  # blank lines may follow
         if index == 0:
-            text = text.removeprefix(b"\xef\xbb\xbf")
-        try:
-            found = parse_json(text)
-        except ValueError:
-            found = parsed(text, self._name, self._line(start))  # raises an error that names the line
-        return row_of(found, f"row {index + 1} of '{self._name}'")
+            text = text.removeprefix(BYTE_ORDER_MARK)
+        return _parsed_row(text, f"row {index + 1} of '{self._name}'", self._name, self._file, start)
 
-    def _line(self, start: int) -> int:
-        self._file.seek(0)
-        before = iter(lambda: self._file.read(min(1 << 20, start - self._file.tell())), b"")
-        return 1 + sum(block.count(b"\n") for block in before)
+
+class Entries:
+    """Rows of a JSON list, which is indexed by where each begins and ends."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._name = file, name
+        self._spans = array("q")
+        for span in entry_spans(file, name):
+            self._spans.extend(span)
+
+    def __len__(self) -> int:
+        return len(self._spans) // 2
+
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """Some rows, in the given order."""
+        return [self._row(index) for index in indices]
+
+    def _row(self, index: int) -> Row:
+        start, end = self._spans[2 * index : 2 * index + 2]
+        text = os.pread(self._file.fileno(), end - start, start)
+        return _parsed_row(text, f"entry {index + 1} of '{self._name}'", self._name, self._file, start)
 
 
 class Blocks:
@@ -165,14 +179,20 @@ def stored_file(path: Path, name: str, config: Data) -> StoredRows:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"'{name}' cannot be read: {error}", remedy="Check the file, or write it again.") from error
     if suffix == ".json":
-        begin = file.read(1 << 16).lstrip()[:1]
+        begin = file.read(1 << 16).removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
         file.seek(0)
         if begin == b"[":
-            raise DataError(
-                f"'{name}' is a JSON list, whose rows cannot be read one by one (data.streaming=true).",
-                remedy="Write it as JSON lines (.jsonl), with one row per line.",
-            )
+            return Entries(file, name)
     return Lines(file, name)
+
+
+def _parsed_row(text: bytes, place: str, name: str, file: BinaryIO, start: int) -> Row:
+    """The row of a JSON text that begins at a byte of a file."""
+    try:
+        found = parse_json(text)
+    except ValueError:
+        found = parsed(text, name, line_at(file, start))  # raises an error that names the line
+    return row_of(found, place)
 
 
 def _uncompressed(path: Path) -> BinaryIO:

@@ -1,6 +1,7 @@
 """Training rows that are read, mapped, checked and tokenized when a batch needs them (`data.streaming`)."""
 
 import logging
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,11 +17,12 @@ from hybridflow.config.data import Data
 from hybridflow.data.json_files import Row
 from hybridflow.data.locations import locate, short_name
 from hybridflow.data.own_rows import Indexed, is_ours, own_dataset, own_rows
-from hybridflow.data.selection import prepared
+from hybridflow.data.selection import prepared, read_rows
 from hybridflow.data.sources import Table, columns_of_rows, open_dataset, read_table
 from hybridflow.data.stored_rows import Concatenated, DatasetRows, StoredRows, stored_file
 from hybridflow.errors import ConfigError, DataError
 from hybridflow.observability.formatting import percent
+from hybridflow.observability.slow_work import SlowWork
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,21 @@ class StreamedRows:
         missing = {name: [None] * len(batch) for name in self.columns if name not in batch}
         self._count(len(rows), len(batch))
         return batch.with_columns(objects=missing).only(self.columns)
+
+    def difficulties(self, key: str) -> Tensor:
+        """The difficulty of each row [N], which takes a pass over all rows; infinite for those that are left out."""
+        found = torch.full((len(self),), math.inf, dtype=torch.float64)
+        work = SlowWork(f"reading data.difficulty_key={key} of", "rows", len(self))
+        for start in range(0, len(self), _FIRST_ROWS):
+            rows = range(start, min(start + _FIRST_ROWS, len(self)))
+            raw = replace(self._raw(rows).with_names(self._raw_names), is_part=True)
+            table = prepared(raw, self._config)
+            if len(table):
+                table = read_rows(table.with_names(self._names), self._config)
+                kept = [table.number(row) - 1 for row in range(len(table))]
+                found[kept] = torch.tensor(table.columns[key], dtype=torch.float64)
+            work.reach(rows.stop)
+        return found
 
     def _raw(self, indices: Sequence[int]) -> Table:
         columns = columns_of_rows(self._stored.rows(indices))

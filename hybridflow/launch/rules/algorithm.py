@@ -17,7 +17,7 @@ from hybridflow.dataflows.interface import (
 )
 from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.errors import Advice, ConfigError, Faults, Problem
-from hybridflow.launch.plan.data import pair_problems
+from hybridflow.launch.plan.data import RunData, pair_problems
 from hybridflow.launch.plan.dataflow import DATAFLOWS, make_settings
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC
@@ -39,6 +39,19 @@ def algorithm_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator
     if learns_from_preferences(dataflow) and dataflow.provides is not None:
         yield from _preference(config, dataflow)
     yield from _pretraining(config, dataflow)
+
+
+def precomputing_problems(plan: RunPlan, data: RunData | None) -> Iterator[ConfigError]:
+    """Columns that are computed for all rows before the first step, for rows that are read on demand."""
+    stream = None if data is None else data.streams.get("prompts")
+    is_asked = vars(plan.settings).get("precompute_reference")
+    if is_asked and stream is not None and stream.table is None and "ref_sums" not in stream.columns:
+        yield ConfigError(
+            "dataflow_settings.precompute_reference=true keeps numbers for every row in memory, but data.streaming=true"
+            " reads rows on demand.",
+            remedy="Set data.streaming=false, or dataflow_settings.precompute_reference=false; or give the data the"
+            " columns ref_chosen_logps and ref_rejected_logps.",
+        )
 
 
 def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:

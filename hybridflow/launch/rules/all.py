@@ -46,5 +46,5 @@ PLAN_RULES = (
 LENGTH_RULES = (algorithm.schedule_problems, resources.run_directory_problems)
 """Rules from the plan of the run that read its total steps."""
 
-DATA_RULES = (models.reward_problems, layouts.evaluation_problems)
+DATA_RULES = (models.reward_problems, layouts.evaluation_problems, algorithm.precomputing_problems)
 """Rules from the plan and the data."""

@@ -136,7 +136,6 @@ def test_a_template_needs_text_in_every_row(folder):
         ({"prompt_template": "{n:>3}"}, "{n} is not the name of a column alone", "data.map"),
         ({"prompt_template": "Answer:"}, "names no column", "'{Body} {Question}'"),
         ({"prompt_template": "{a}", "prompt_key": "b"}, "both say where prompts come from", "Leave one out"),
-        ({"streaming": True, "difficulty_key": "level"}, "sorts all rows", "sort the file"),
     ],
 )
 def test_settings_that_cannot_work_are_found_before_data_is_read(settings, found, remedy):

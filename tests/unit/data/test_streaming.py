@@ -15,7 +15,7 @@ import pytest
 
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data, Truncation
-from hybridflow.data import load_demonstrations, load_labeled, load_preferences, load_prompts
+from hybridflow.data import json_lists, load_demonstrations, load_labeled, load_preferences, load_prompts
 from hybridflow.data.loader import training_stream
 from hybridflow.data.streaming import StreamedRows
 from hybridflow.errors import ConfigError, DataError
@@ -75,6 +75,8 @@ WRITE = {
     "a.jsonl": lambda path: path.write_text("\ufeff" + "\n".join(LINES) + "\n \n"),
     "a.jsonl.gz": lambda path: path.write_bytes(gzip.compress("".join(LINES).encode())),
     "a.json": lambda path: path.write_text("".join(LINES)),
+    "list.json": lambda path: path.write_text("\ufeff " + json.dumps(ROWS, indent=2)),
+    "list.json.gz": lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode())),
     "a.parquet": lambda path: pyarrow.parquet.write_table(TABLE, path, row_group_size=70),
     "a.feather": lambda path: pyarrow.feather.write_feather(TABLE, path),
     "a.csv": lambda path: pyarrow.csv.write_csv(TABLE, path),
@@ -138,6 +140,38 @@ def test_several_sources_give_the_same_rows_in_each_batch(tmp_path, tokenizer, s
         )
 
 
+def test_entries_of_a_list_are_found_wherever_a_block_ends(tmp_path, monkeypatch):
+    """Blocks of some bytes end in the middle of escapes, literals and characters of several bytes."""
+    rows = [{"prompt": '\u00e9\u4e2d\\"]}', "n": [n, -1.5e-7, True, None, "\U0001f600" * n]} for n in range(40)]
+    text = json.dumps(rows, ensure_ascii=False, indent=1).encode() + b" \n"
+    path = tmp_path / "a.json"
+    path.write_bytes(text)
+    for block in (1, 7, 64):
+        monkeypatch.setattr(json_lists, "_BLOCK_BYTES", block)
+        with path.open("rb") as file:
+            assert [json.loads(text[begin:end]) for begin, end in json_lists.entry_spans(file, "a.json")] == rows
+
+
+@pytest.mark.parametrize("settings", [{}, {"curriculum_steps": 6}, {"mixture": [0.5, 0.5]}, {"max_rows": 30}])
+def test_rows_on_demand_are_sorted_by_difficulty_as_those_in_memory(tmp_path, tokenizer, settings):
+    files = [written(tmp_path / f"{part}.jsonl", ROWS[part::2]) for part in range(2)]
+    # a batch has the rows of several files in the order of the files
+    files = files if "mixture" in settings else files[:1]
+    in_memory, on_demand = both(files, tokenizer, difficulty_key="n", **settings)
+    for _ in range(8):
+        found, expected = (sorted(each.next().object("n")) for each in (on_demand, in_memory))
+        assert found == expected
+
+
+def test_rows_that_are_left_out_have_no_difficulty(tmp_path, tokenizer):
+    (tmp_path / "my.py").write_text("def fourth(n): return n % 4 == 0")
+    path = written(tmp_path / "a.jsonl", ROWS[::-1])
+    config = Data(
+        train_files=[path], batch_size=5, streaming=True, difficulty_key="n", filters=[f"{tmp_path}/my.py:fourth"]
+    )
+    assert stream([path], config, tokenizer).next().object("n") == [0, 4, 8, 12, 16]
+
+
 def test_own_and_built_in_rows_can_be_read_on_demand(tmp_path, tokenizer):
     (tmp_path / "my.py").write_text(CODE)
     config = Data(batch_size=12, streaming=True, shuffle=False, dataset=f"{tmp_path}/my.py:Squares")
@@ -150,7 +184,17 @@ def test_own_and_built_in_rows_can_be_read_on_demand(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("name", "content", "load", "found"),
     [
-        ("a.json", "[1]", load_prompts, "a JSON list, whose rows cannot be read one by one.*JSON lines"),
+        ("a.json", "[1]", load_prompts, "entry 1 of '.*a.json' is a int, not an object"),
+        (
+            "a.json",
+            '[{"prompt": "a"}\n{"prompt": "b"}]',
+            load_prompts,
+            "line 2: not a JSON list .expected ',', found '{'",
+        ),
+        ("a.json", '[\n{"prompt": "a}]', load_prompts, "line 2: not a JSON list .Unterminated string"),
+        ("a.json", '[{"prompt": "a"},', load_prompts, "not a JSON list .Expecting value"),
+        ("a.json", '[{"prompt": "a"}] x', load_prompts, "expected nothing after the list"),
+        ("a.json", "[]", load_prompts, "has no rows"),
         ("a.jsonl", "\n", load_prompts, "has no rows"),
         ("a.jsonl.gz", "plain", load_prompts, "cannot be read: Not a gzipped file"),
         ("a.jsonl", '{"prompt": "a", "chosen": "b", "rejected": "c"}', load_labeled, "cannot split"),

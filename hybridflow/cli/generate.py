@@ -11,16 +11,17 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.command import ended_by_signals
 
 _DESCRIPTION = """Generates responses of a model to the prompts of files, on one device or several, with either rollout
-engine. Writes one row per response: prompt, response, number of tokens, whether the response was cut off at
-data.max_response_tokens, and the prompt's answer and source if they are known. MODEL_OR_RUN is as in
-`hybridflow evaluate`; n=SAMPLES is short for rollout.eval_samples_per_prompt."""
+engine. Writes one row per response: the columns of the prompt's file, the response, its number of tokens, and whether
+it was cut off at data.max_response_tokens. With --by-prompt, a row has all responses to a prompt (responses, as verl's
+main_generation writes them). Rows are written to OUT.partial while responses are generated; after an interruption, the
+same command continues. MODEL_OR_RUN is as in `hybridflow evaluate`; n=SAMPLES is short for
+rollout.eval_samples_per_prompt. data.streaming=true reads prompts when they are answered."""
 _EXAMPLES = """examples:
   hybridflow generate runs/calculator --prompts prompts.jsonl --out responses.jsonl
-  hybridflow generate models/qwen --prompts questions.parquet --out responses.parquet n=4 data.as_chat=true
+  hybridflow generate models/qwen --prompts questions.parquet --out responses.parquet --by-prompt n=4 data.as_chat=true
   hybridflow generate models/qwen --prompts a.jsonl --prompts b.jsonl --out out.jsonl --token-ids rollout.engine=vllm
 """
 _FORMATS = (".jsonl", ".parquet")
-_LEFT_OUT = ("step", "split", "score")
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -33,33 +34,52 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
         "--prompts", metavar="FILE", action="append", required=True, help="a file of prompts; may be repeated"
     )
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="the file to write: .jsonl or .parquet")
+    parser.add_argument("--by-prompt", action="store_true", help="write one row per prompt, with a list of responses")
     parser.add_argument("--token-ids", action="store_true", help="also write the token ids of responses (response_ids)")
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> int:
-    out: Path = arguments.out
+    out: Path = arguments.out.absolute()
     if out.suffix not in _FORMATS:
-        raise ConfigError(f"--out={out} has another ending than {' or '.join(_FORMATS)}.", remedy="Use one of them.")
-    if not out.absolute().parent.is_dir():
-        raise ConfigError(f"--out={out}: there is no directory {out.parent}.", remedy="Create it, or use another one.")
+        raise ConfigError(
+            f"--out={arguments.out} has another ending than {' or '.join(_FORMATS)}.", remedy="Use one of them."
+        )
+    if not out.parent.is_dir():
+        raise ConfigError(
+            f"--out={arguments.out}: there is no directory {arguments.out.parent}.",
+            remedy="Create it, or use another one.",
+        )
     with ended_by_signals():
-        from hybridflow.launch.evaluation import evaluate, evaluated_rows, subject_of, write_rows
+        from hybridflow.launch.evaluation import evaluate, subject_of
+        from hybridflow.launch.responses_file import ResponsesFile, settings_of_responses
 
+    step = "" if arguments.step is None else f" step {arguments.step}"
     own = {
         "data.eval_files": arguments.prompts,
         "reward.functions": [],
         "reward.weights": [],
         "reward.model.path": None,
         "trainer.trackers": ["console", "jsonl"],
-        "trainer.sample_token_ids": arguments.token_ids,
+        "dataflow_settings.out": str(out),
+        "dataflow_settings.model": f"{arguments.subject}{step}",
+        "dataflow_settings.by_prompt": arguments.by_prompt,
+        "dataflow_settings.token_ids": arguments.token_ids,
     }
     with subject_of(arguments.subject, step=arguments.step) as subject:
-        done = evaluate(subject, arguments.overrides, own, command="generate", dry_run=arguments.dry_run)
-    if done.status == 0 and done.run_dir is not None and not arguments.dry_run:
-        rows = evaluated_rows(done.run_dir)
-        names = [name for name in dict.fromkeys(key for row in rows for key in row) if name not in _LEFT_OUT]
-        known = [name for name in names if any(row.get(name) is not None for row in rows)]
-        rows = [{name: row.get(name) for name in known} for row in rows]
-        write_rows(out, rows)
-        console.print(f"{out}  {len(rows)} responses", soft_wrap=True)
+        done = evaluate(
+            subject,
+            arguments.overrides,
+            own,
+            command="generate",
+            dry_run=arguments.dry_run,
+            check=lambda composed: ResponsesFile(out, settings_of_responses(composed), 1).check(),
+        )
+    if arguments.dry_run or done.run_dir is None:
+        return done.status
+    file = ResponsesFile(out, {}, 1)
+    if done.status == 0:
+        console.print(f"{arguments.out}  {file.finish()} responses", soft_wrap=True)
+    elif rows := file.rows():
+        kept = f"{arguments.out}.partial  {rows} responses; the same command continues after them"
+        console.print(kept, soft_wrap=True)
     return done.status

@@ -76,7 +76,7 @@ class Data(Section):
 
     streaming: bool = False
     """Read the rows of `train_files` when they are used, for files larger than memory; only the first are checked
-    before the run starts. Evaluation files are always read whole."""
+    before the run starts. Evaluation files are read whole, except by `hybridflow generate`."""
 
     min_kept_fraction: Annotated[float, FROM_0_TO_1] = 0.05
     """Smallest share of a file's rows that may be left when rows that are too long, blank or ties are left out; with

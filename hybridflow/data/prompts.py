@@ -57,12 +57,14 @@ def load_prompts(
     *,
     answer_functions: Sequence[str] = (),
     row_checks: Sequence[RowCheck] = (),
+    as_written: bool = False,
 ) -> Batch:
     """The rows of the files, in order: `prompt_ids`, `prompt`, `answer`, `data_source` and every other column.
 
     `answer_functions` are the run's reward functions if all of them need an answer, so that every row must have one.
     Each of `row_checks` is called with the columns of each row; the `RewardError` that it raises for a row that cannot
-    be scored becomes a `DataError` with the row's place. The loader adds `uid`.
+    be scored becomes a `DataError` with the row's place. The loader adds `uid`. With `as_written`, `prompt` is as in
+    the file, without `data.system_prompt`, and all columns of the file are dicts in one column, `written`.
     """
 
     def read(source: Source) -> Batch:
@@ -78,7 +80,7 @@ def load_prompts(
         ids = prompt_token_ids(prompts, tokenizer, max_tokens=limit)
         batch = Batch.of(
             tokens={"prompt_ids": Ragged.from_rows(cut_prompts(ids, config), torch.int64)},
-            objects=columns | {"prompt": prompts},
+            objects=_written(columns, table) if as_written else columns | {"prompt": prompts},
         )
         return batch.select(_within_limit(prompts, ids, table, config))
 
@@ -109,6 +111,11 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
         ",".join(extras) or "none", duplicates(zip(prompts, answers, strict=True), table),
     )  # fmt: skip
     return {"prompt": list(prompts), "answer": answers, "data_source": table.data_sources} | extras
+
+
+def _written(columns: Mapping[str, list], table: Table) -> dict[str, list]:
+    rows = [{name: values[row] for name, values in table.columns.items()} for row in range(len(table))]
+    return {name: columns[name] for name in ("prompt", "answer", "data_source")} | {"written": rows}
 
 
 def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table, config: Data) -> list[int]:

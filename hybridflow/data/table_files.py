@@ -111,9 +111,13 @@ def _not_numbers(path: Path, delimiter: str, types: Mapping[str, pyarrow.DataTyp
     if patterns:
         with _open_csv(path, delimiter, dict.fromkeys(patterns, pyarrow.string()), [*patterns]) as reader:
             for batch in reader:
-                lossy = {name: pyarrow.compute.match_substring_regex(batch[name], patterns[name]) for name in patterns}
-                found |= {name for name, rows in lossy.items() if rows.true_count}
+                found |= {name for name, pattern in patterns.items() if _matches(batch[name], pattern)}
     return sorted(found)
+
+
+def _matches(texts: pyarrow.Array, pattern: str) -> bool:
+    options = pyarrow.compute.MatchSubstringOptions(pattern)
+    return bool(pyarrow.compute.call_function("match_substring_regex", [texts], options).true_count)
 
 
 def _open_csv(

@@ -1,5 +1,7 @@
 """A model alone, which samples responses and is not trained: `hybridflow evaluate` and `hybridflow generate`."""
 
+from dataclasses import dataclass
+
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
@@ -15,15 +17,32 @@ class Generate(Dataflow):
 
     rollout: Sampler
 
+    @dataclass
+    class Settings:
+        """`dataflow_settings.*`, which `hybridflow generate` sets."""
+
+        out: str = ""
+        """File of the responses."""
+
+        model: str = ""
+        """The model or run that was given."""
+
+        by_prompt: bool = False
+        """Whether a row has all responses to a prompt."""
+
+        token_ids: bool = False
+        """Whether rows have the token ids of responses."""
+
     def step(self, prompts: Batch) -> Metrics:
         """Responses to the prompts of a step, and their lengths."""
         self.last_batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
         return summary("response_length", self.last_batch.tokens_of("response_ids").tolist())
 
 
-class Evaluate(Generate):
-    """Samples responses and scores them."""
+class Evaluate(Dataflow):
+    """Samples responses and scores them, as `Generate` without an actor."""
 
+    rollout: Sampler
     reward: Scorer
 
     def step(self, prompts: Batch) -> Metrics:

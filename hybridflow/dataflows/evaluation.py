@@ -1,15 +1,15 @@
 """Evaluation on held-out data."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.data.conversations import Prompt
+from hybridflow.data.loader import Rows
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
 from hybridflow.observability.metrics import Metrics, mean, measured
@@ -28,19 +28,33 @@ OnPart = Callable[[int, int], None]
 """Called with the number of rows that are evaluated so far, and of all."""
 
 
+Keep = Callable[[list[Sample]], None]
+"""Called with the samples of a part."""
+
+
 @dataclass(frozen=True)
 class Parts:
-    """Rows in parts, to be evaluated one after the other; `on_part` is called before each."""
+    """Rows in parts of about the same size, to be evaluated one after the other; `on_part` is called before each.
 
-    parts: Sequence[Batch]
+    Parts are made when they are needed. Rows without `uid` get their positions among those that are used.
+    """
+
+    rows: Rows
+    count: int
     on_part: OnPart
+    limit: int | None = None
+    """Only so many rows are used."""
 
     def __iter__(self) -> Iterator[Batch]:
-        done, total = 0, sum(map(len, self.parts))
-        for part in self.parts:
-            self.on_part(done, total)
-            yield part
-            done += len(part)
+        total, used = min(len(self.rows), self.limit or len(self.rows)), 0
+        for part in range(self.count):
+            start, stop = (total // self.count * i + min(i, total % self.count) for i in (part, part + 1))
+            self.on_part(start, total)
+            batch = self.rows.select(torch.arange(start, stop))
+            if "uid" not in batch:
+                batch = batch.with_columns(rows={"uid": torch.arange(used, used + len(batch))})
+            used += len(batch)
+            yield batch
 
 
 def evaluate_held_out(
@@ -61,39 +75,47 @@ def evaluate_responses(
     sample_rows: int | None,
     what: str = "reward",
     with_ids: bool = False,
+    keep: Keep | None = None,
 ) -> tuple[Metrics, list[Sample]]:
     """Samples responses to held-out prompts, one part after the other, and scores them.
 
     Returns metrics and the first `sample_rows` samples, or all of them (None); neither depends on how the prompts are
-    divided.
+    divided. With `keep`, samples are passed to it part by part instead, so that memory does not grow with their number.
 
     The metrics are `val-core/<source>/<what>/mean@N`; with several samples, also `pass@N` of the best; with several
     functions, `val-aux/<source>/<function>/mean`. `what` is `acc` if a score of 1 means a correct answer, otherwise
     `reward`. Without a reward there are samples only. `decode` converts tokens to text for the sample table, which
     also has token ids if it is `with_ids`.
     """
-    answered: list[BatchRef] = []
+    scores: dict[str, list[Tensor]] = {}
     sources: list[str] = []
+    samples: list[Sample] = []
     for prompts in parts:
         batch = rollout.generate(prompts.repeat(samples_per_prompt), purpose="eval")
-        answered.append((batch if reward is None else reward.score(batch)).result())  # waits
+        answered = (batch if reward is None else reward.score(batch)).result()  # waits
         sources += [source for source in prompts.object("data_source") for _ in range(samples_per_prompt)]
-    batch = BatchRef.concat(answered)
-    shown = batch.take(range(min(sample_rows or len(batch), len(batch))))
-    samples = samples_of(shown.fetch(), decode, split="eval", with_ids=with_ids)
-    metrics = {} if reward is None else _scores(batch, sources, samples_per_prompt, what)
-    return metrics, samples
+        wanted = len(answered) if sample_rows is None else min(sample_rows - len(samples), len(answered))
+        if wanted:
+            shown = samples_of(answered.take(range(wanted)).fetch(), decode, split="eval", with_ids=with_ids)
+            (samples.extend if keep is None else keep)(shown)
+        for name in (name for name in answered.columns if name == "scores" or name.startswith("rewards/")):
+            scores.setdefault(name, []).append(answered.row(name))
+    if reward is None:
+        return {}, samples
+    return _scores(
+        {name: torch.cat(parts) for name, parts in scores.items()}, sources, samples_per_prompt, what
+    ), samples
 
 
-def _scores(batch: BatchRef, sources: Sequence[str], samples_per_prompt: int, what: str) -> Metrics:
-    scores = batch.row("scores")
+def _scores(found: Mapping[str, Tensor], sources: Sequence[str], samples_per_prompt: int, what: str) -> Metrics:
+    scores = found["scores"]
     metrics = {}
-    parts = [column for column in batch.columns if column.startswith("rewards/")]
+    parts = [name for name in found if name != "scores"]
     for source in dict.fromkeys(sources):
         rows = torch.tensor([name == source for name in sources])
         chosen = scores[rows]
         for part in parts if len(parts) > 1 else []:
-            metrics |= _part(f"val-aux/{source}/{part.removeprefix('rewards/')}", batch.row(part)[rows])
+            metrics |= _part(f"val-aux/{source}/{part.removeprefix('rewards/')}", found[part][rows])
         name, samples = f"val-core/{source}/{what}", samples_per_prompt
         metrics[f"{name}/mean@{samples}"] = mean(float(chosen.mean()), len(chosen))
         if samples > 1:

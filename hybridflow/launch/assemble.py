@@ -4,30 +4,34 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import cast
 
-import torch
-
-from hybridflow.batch import Batch
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.rollout import DEFAULT_SEQUENCES
 from hybridflow.controller.backends import BackendOptions, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
-from hybridflow.dataflows.evaluation import Evaluate, OnPart, Parts, evaluate_held_out, evaluate_responses
+from hybridflow.data.loader import Rows
+from hybridflow.dataflows.evaluate import Generate
+from hybridflow.dataflows.evaluation import Evaluate, Keep, OnPart, Parts, evaluate_held_out, evaluate_responses
+from hybridflow.dataflows.generation import generate_responses, rows_of_responses
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.compatibility import words_of
 from hybridflow.elastic.stopping import Stop
 from hybridflow.launch.plan.data import RunData, with_precomputed
 from hybridflow.launch.plan.dataflow import calling
-from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.launch.prepare import Prepared
+from hybridflow.launch.responses_file import ResponsesFile, settings_of_responses
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import start_roles
+from hybridflow.observability.metrics import Metrics
 from hybridflow.observability.performance import StageTimers
+from hybridflow.observability.samples import Sample
 from hybridflow.observability.trackers.interface import Tracker
 from hybridflow.rewards.factory import all_need_answers
 
@@ -78,7 +82,7 @@ def assemble(
         trainer=trainer,
         dataflow=program,
         streams=data.streams,
-        evaluations=_evaluations(plan, program, groups, data, timers.part),
+        evaluations=_evaluations(prepared, data, program, groups, timers.part, partial(tracker.log_samples, 0)),
         tracker=tracker,
         timers=timers,
         checkpoints=CheckpointStore(prepared.directory, keep=trainer.keep_checkpoints, world=num_devices),
@@ -97,15 +101,27 @@ def assemble(
 
 
 def _evaluations(
-    plan: RunPlan, program: Dataflow, groups: Mapping[str, WorkerGroup], data: RunData, on_part: OnPart
+    prepared: Prepared,
+    data: RunData,
+    program: Dataflow,
+    groups: Mapping[str, WorkerGroup],
+    on_part: OnPart,
+    keep: Keep,
 ) -> list[Evaluate]:
-    """The dataflow's own evaluation of held-out rows, the scores of sampled responses, or both."""
-    found: list[Evaluate] = []
+    """The dataflow's own evaluation of held-out rows, the scores of sampled responses, or both.
+
+    A run that only evaluates keeps its samples part by part.
+    """
+    plan, found = prepared.plan, list[Evaluate]()
     if data.held_out is not None:
         found.append(partial(evaluate_held_out, program, data.held_out, on_part))
     if data.questions is not None:
-        devices = sum(plan.pools.values())
-        found.append(_answers(plan.config, groups, data, _parts(data.questions, plan.config, devices, on_part)))
+        parts = _parts(data.questions, plan.config, sum(plan.pools.values()), on_part)
+        if isinstance(plan.settings, Generate.Settings) and plan.settings.out:
+            found.append(partial(_generate, prepared, plan.settings, groups, parts))
+        else:
+            keep_parts = None if plan.config.trainer.total_steps else keep
+            found.append(_answers(plan.config, groups, data, parts, keep_parts))
     if not found and plan.is_evaluated:
         logger.warning(
             "trainer.eval_every=%d has no effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
@@ -114,14 +130,45 @@ def _evaluations(
     return found
 
 
-def _parts(questions: Batch, config: Experiment, devices: int, on_part: OnPart) -> Parts:
+def _parts(questions: Rows, config: Experiment, devices: int, on_part: OnPart) -> Parts:
     """Parts of equal size that keep the rollout busy and let progress be seen."""
     sequences = _FULL_BATCHES * devices * (config.rollout.max_sequences or DEFAULT_SEQUENCES)
-    count = -(-len(questions) * config.rollout.eval_samples_per_prompt // sequences)
-    return Parts([questions.select(rows) for rows in torch.arange(len(questions)).tensor_split(count)], on_part)
+    used = min(len(questions), config.data.eval_limit or len(questions))
+    count = -(-used * config.rollout.eval_samples_per_prompt // sequences)
+    return Parts(questions, count, on_part, limit=used)
 
 
-def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, parts: Parts) -> Evaluate:
+def _generate(
+    prepared: Prepared, settings: Generate.Settings, groups: Mapping[str, WorkerGroup], parts: Parts
+) -> tuple[Metrics, list[Sample]]:
+    """Writes responses to the file of `hybridflow generate`; there are no metrics and no samples."""
+    samples = prepared.plan.config.rollout.eval_samples_per_prompt
+    composed = prepared.plan.composed
+    prompts = {str(name): prepared.inputs.get(str(name)) for name in words_of(composed.flat()["data.eval_files"])}
+    made_with = settings_of_responses(composed) | {"contents of data.eval_files": prompts}
+    file = ResponsesFile(Path(settings.out), made_with, rows_per_prompt=1 if settings.by_prompt else samples)
+    as_rows = partial(
+        rows_of_responses,
+        decode=prepared.data.decode,
+        token_ids=settings.token_ids,
+        by_prompt=settings.by_prompt,
+    )
+    with file.opened() as opened:
+        generate_responses(
+            cast(Sampler, groups[ROLLOUT]),
+            parts,
+            samples_per_prompt=samples,
+            ranks=sum(prepared.plan.pools.values()),
+            rows_of=as_rows,
+            write=opened.write,
+            done=opened.prompts,
+        )
+    return {}, []
+
+
+def _answers(
+    config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, parts: Parts, keep: Keep | None
+) -> Evaluate:
     reward, trainer = config.reward, config.trainer
     is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
     return partial(
@@ -134,4 +181,5 @@ def _answers(config: Experiment, groups: Mapping[str, WorkerGroup], data: RunDat
         sample_rows=max(trainer.sample_rows, 64) if trainer.total_steps else None,
         with_ids=trainer.sample_token_ids,
         what="acc" if is_accuracy else "reward",
+        keep=keep,
     )

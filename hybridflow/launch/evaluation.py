@@ -2,13 +2,12 @@
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
-from pyarrow import Table, parquet
 
 from hybridflow.config.derived import run_dir
 from hybridflow.config.section import ORIGIN, leaves
@@ -18,7 +17,7 @@ from hybridflow.engines.training.state_files import MODEL_DIRECTORY
 from hybridflow.errors import CheckpointError, ConfigError, HybridflowError, ResourceError
 from hybridflow.launch.command import run_command
 from hybridflow.launch.compose.command_line import parse_command_line
-from hybridflow.launch.compose.compose import compose_run
+from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.trainers import known_command
 from hybridflow.launch.run_directory import CONFIG_FILE
 from hybridflow.observability.jsonlines import Json, read_rows
@@ -81,9 +80,18 @@ def subject_of(given: str, *, step: int | None = None) -> Iterator[Subject]:
 
 
 def evaluate(
-    subject: Subject, overrides: Sequence[str], own: Mapping[str, object], *, command: str, dry_run: bool = False
+    subject: Subject,
+    overrides: Sequence[str],
+    own: Mapping[str, object],
+    *,
+    command: str,
+    dry_run: bool = False,
+    check: Callable[[Composed], None] = lambda composed: None,
 ) -> Evaluated:
-    """Runs `dataflow=evaluate` or `generate`: the settings of the subject's run, the command's own, and those typed."""
+    """Runs `dataflow=evaluate` or `generate`: the settings of the subject's run, the command's own, and those typed.
+
+    `check` raises `ConfigError` if the composed settings do not fit the files that the command writes.
+    """
     of_run = {
         "dataflow": command,
         "trainer.experiment": f"{command}-{subject.name}",
@@ -100,25 +108,25 @@ def evaluate(
         lines = (f"{json.dumps(key)}: {json.dumps(value)}{origin}\n" for key, value in content.items())
         file.write_text("".join(lines), encoding="utf-8")
         argv = [str(file), *(_in_full(text) for text in overrides)]
-        directory = None
+        composed = None
         with suppress(HybridflowError):  # the command itself reports it
             flags = parse_command_line(argv, program=command, command=known_command("ppo"))
-            directory = run_dir(compose_run(flags.typed(), config_name="ppo").config)
-        return Evaluated(run_command([*argv, *(["--dry-run"] if dry_run else [])], command="ppo"), directory)
+            composed = compose_run(flags.typed(), config_name="ppo")
+        if composed is not None:
+            check(composed)
+        status = run_command([*argv, *(["--dry-run"] if dry_run else [])], command="ppo")
+        return Evaluated(status, None if composed is None else run_dir(composed.config))
 
 
-def evaluated_rows(directory: Path) -> list[dict[str, Json]]:
+def evaluated_rows(directory: Path) -> Iterator[dict[str, Json]]:
     """The lines of samples.jsonl: one per response."""
-    return [row for _, row in read_rows(directory / SAMPLES_FILE)]
+    return (row for _, row in read_rows(directory / SAMPLES_FILE))
 
 
-def write_rows(file: Path, rows: Sequence[Mapping[str, Json]]) -> None:
-    """Writes rows to a file, as Parquet if it is called so, otherwise as JSON lines."""
+def write_table(file: Path, rows: Sequence[Mapping[str, Json]]) -> None:
+    """Writes rows as JSON lines."""
     try:
-        if file.suffix == ".parquet":
-            parquet.write_table(Table.from_pylist([dict(row) for row in rows]), file)
-        else:
-            file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     except OSError as error:
         raise ResourceError(f"{file} could not be written: {error}.", remedy="Use a writable directory.") from error
 

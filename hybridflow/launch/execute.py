@@ -79,7 +79,8 @@ def opened_run(
                 reporting.end(ending)
             raise
         outcome, directory = opened.loop.outcome, prepared.directory
-        ending = ending_of(outcome, directory, prepared.plan.config.trainer.resume)
+        trainer = prepared.plan.config.trainer
+        ending = ending_of(outcome, directory, trainer.resume, trains=trainer.total_steps > 0)
         report = reporting.end(ending)
         opened.finished = Finished(outcome, ending, directory, report, opened.loop.first_evaluation)
 

@@ -28,12 +28,13 @@ from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.hub import check_splits_named
 from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.length_limits import RowsTooLong
-from hybridflow.data.loader import BatchStream, eval_batches, training_stream
+from hybridflow.data.loader import BatchStream, Rows, eval_batches, training_stream
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
 from hybridflow.data.sources import joined, read_table
-from hybridflow.data.streaming import StreamedRows
+from hybridflow.data.streaming import JoinedRows, StreamedRows
+from hybridflow.dataflows.evaluate import Generate
 from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, role_needs
 from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.elastic.storage import write_aside
@@ -91,7 +92,7 @@ class RunData:
     streams: Mapping[str, BatchStream]
     """`prompts`, whatever the dataflow trains on, and `pretraining` if the configuration names such files."""
 
-    questions: Batch | None
+    questions: Rows | None
     """Held-out prompts to be answered and scored; None for a run without this evaluation."""
 
     held_out: Batch | None
@@ -122,7 +123,12 @@ def load_data(plan: RunPlan) -> RunData:
         raise
     answered = config.reward.functions if all_need_answers(config.reward) else []
     functions = [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
-    scored_prompts = partial(load_prompts, answer_functions=answered, row_checks=row_checks(functions))
+    scored_prompts = partial(
+        load_prompts,
+        answer_functions=answered,
+        row_checks=row_checks(functions),
+        as_written=dataflow is Generate,
+    )
     readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": scored_prompts}
     read, streams, questions, held_out = readers[dataflow.data], Streams(), None, None
     is_asked = plan.generates and (not plan.trained or any(role.name == "reward" for role in plan.roles))
@@ -303,8 +309,17 @@ def _held_out(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -
     return next(iter(eval_batches(table, len(table), limit=data.eval_limit)))
 
 
-def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:
-    """Held-out prompts; None if no row has a reference answer and the dataflow needs none."""
+def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Rows | None:
+    """Held-out prompts; None if no row has a reference answer and the dataflow needs none.
+
+    With `data.streaming`, prompts that are only answered are read on demand.
+    """
+    if plan.dataflow is Generate and plan.config.data.streaming:
+        data = replace(unselected(plan.config.data), streaming=True)
+        rows = partial(_training_rows, data, tokenizer, read)
+        return JoinedRows(
+            [part for part in _parts(plan, EVAL_FILES, data.eval_files, rows) if isinstance(part, StreamedRows)]
+        )
     try:
         return _held_out(plan, read, tokenizer)
     except DataError:

@@ -18,6 +18,9 @@ from hybridflow.observability.samples import Sample, sample_of_row
 
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (?P<level>[A-Z]+) +(?P<logger>[\w.]+) (?P<message>.*)")
 _DATA_LOGGERS = ("hybridflow.data.", "hybridflow.launch.plan.data")
+_MOST_SAMPLES = 2048
+"""Samples of one step that a report can show; the evaluation of a model has one for each response."""
+
 _DIAGNOSED = tuple(f"{sign.title} (" for sign in diagnosis.SIGNS)
 """Beginnings of warnings that the report computes from the metrics."""
 
@@ -137,5 +140,7 @@ def _read_metrics(path: Path) -> dict[str, Series]:
 def _read_samples(path: Path) -> dict[int, list[Sample]]:
     found: dict[int, list[Sample]] = {}
     for step, row in read_rows(path):
-        found.setdefault(step, []).append(sample_of_row(row))
+        rows = found.setdefault(step, [])
+        if len(rows) < _MOST_SAMPLES:
+            rows.append(sample_of_row(row))
     return dict(sorted(found.items()))

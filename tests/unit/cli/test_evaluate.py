@@ -96,16 +96,76 @@ def test_responses_are_written_with_their_token_ids_on_request(desk, capsys):
     rows = rows_of(desk / "out.jsonl")
     assert "out.jsonl  10 responses" in capsys.readouterr().err
     assert [row["prompt"] for row in rows[::2]] == ["1+1=", "2+2=", "3+3=", "4+5=", "10+10="]
-    assert list(rows[0]) == ["prompt", "response", "answer", "uid", "source", "tokens", "is_cut_off", "response_ids"]
+    own = ["uid", "response", "tokens", "is_cut_off", "response_ids"]
+    assert list(rows[0]) == ["prompt", "answer", "data_source", *own] and rows[-1]["data_source"] == "more"
     tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[3] / "hybridflow/assets/calculator/model")
     for row in rows:
         assert len(row["response_ids"]) == row["tokens"]
         assert tokenizer.decode(row["response_ids"], skip_special_tokens=True) == row["response"]
+    assert {path.name for path in desk.iterdir()} == {"sums.jsonl", "more.jsonl", "out.jsonl", "runs"}
+    assert not rows_of(desk / "runs/generate-calculator/samples.jsonl")
 
-    words = ["--prompts", "more.jsonl", "--out", "out.parquet", *QUICK]
-    assert main(["generate", "builtin:calculator", *words]) == 0
-    (row,) = pyarrow.parquet.read_table(desk / "out.parquet").to_pylist()
-    assert list(row) == ["prompt", "response", "uid", "source", "tokens", "is_cut_off"] and row["source"] == "more"
+
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize("streaming", ["false", "true"])
+def test_rows_of_prompts_keep_the_columns_of_their_file_and_have_all_responses_as_verl_has_them(desk, streaming):
+    (desk / "chat.jinja").write_text(CHAT)
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"{a}+1="}],
+            "reward_model": {"style": "rule", "ground_truth": str(a + 1)},
+            "extra_info": {"index": a},
+            "uid": f"row {a}",
+            "response": None if a == 3 else "2",
+        }
+        for a in range(5)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), desk / "verl.parquet")
+    settings = ["data.chat_template=chat.jinja", f"data.streaming={streaming}", "n=3", *QUICK]
+    words = ["builtin:calculator", "--prompts", "verl.parquet", "--by-prompt", "--out", "out.parquet", *settings]
+    assert main(["generate", *words]) == 0
+    found = pyarrow.parquet.read_table(desk / "out.parquet").to_pylist()
+    for place, (row, given) in enumerate(zip(found, rows, strict=True)):
+        assert row["prompt"] == given["prompt"] and row["prompt_text"] == f"{place}+1="
+        assert (row["uid"], row["given_uid"], row["given_response"]) == (place, given["uid"], given["response"])
+        assert [row[name] for name in ("data_source", "reward_model", "extra_info")] == [
+            given[name] for name in ("data_source", "reward_model", "extra_info")
+        ]
+        assert row["answer"] == str(place + 1) and len(row["responses"]) == 3 == len(row["tokens"])
+
+
+def test_an_interrupted_command_keeps_its_responses_and_continues(desk, capsys):
+    """A row in the last part of prompts ends the command; half a row is there as if the process had been killed."""
+    (desk / "many.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+7="}) + "\n" for n in range(40)))
+    (desk / "rows.py").write_text(
+        "import os\n"
+        "def to_row(row):\n"
+        "    if row['prompt'] == '33+7=' and os.path.exists('out.jsonl.partial') and not os.path.exists('sent'):\n"
+        "        open('sent', 'w').close()\n"
+        "        raise RuntimeError('once')\n"
+        "    return row\n"
+    )
+    words = ["generate", "builtin:calculator", "--prompts", "many.jsonl", "n=2", "data.map=rows.py:to_row", *QUICK]
+    words += ["rollout.eval_sampling.temperature=1", "rollout.max_sequences=2", "data.streaming=true"]
+    assert main([*words, "--out", "whole.jsonl"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--out", "out.jsonl"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    partial = desk / "out.jsonl.partial"
+    kept = len(partial.read_text().splitlines()) - 1
+    assert 0 < kept < 80 and f"out.jsonl.partial {kept} responses; the same command continues after them" in said
+    with partial.open("a") as file:
+        file.write('{"prompt": "half')
+
+    assert main([*words, "--out", "out.jsonl", "data.max_response_tokens=3", "--dry-run"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "with other settings: data.max_response_tokens was " in said and "delete the file to start again" in said
+    assert main([*words, "--out", "out.jsonl"]) == 0
+    assert (desk / "out.jsonl").read_text() == (desk / "whole.jsonl").read_text()
+    assert not partial.exists()
 
 
 @pytest.mark.ray
@@ -117,7 +177,7 @@ def test_several_devices_share_the_prompts_and_either_engine_gives_the_same_gree
     words = ["builtin:calculator", "--prompts", "sums.jsonl", "--out"]
     assert main(["generate", *words, "one.jsonl", *greedy]) == 0
     assert main(["generate", *words, "two.jsonl", *greedy, "trainer.devices=2", *settings]) == 0
-    assert rows_of(desk / "two.jsonl") == rows_of(desk / "one.jsonl")
+    assert rows_of(desk / "two.jsonl") == rows_of(desk / "one.jsonl") != []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def evaluated(
     return evaluate_responses(
         roles.groups["rollout"],
         roles.groups["reward"],
-        Parts([prompts.select(rows) for rows in torch.arange(5).tensor_split(parts)], on_part),
+        Parts(prompts, parts, on_part),
         decode=lambda ids: decode_responses(tokenizer, ids),
         **{"samples_per_prompt": 2, "sample_rows": 3, "what": "acc"} | changes,
     )

@@ -1,0 +1,164 @@
+"""The file of `hybridflow generate`: written while responses are generated, and continued by the same command."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow
+from pyarrow import parquet
+
+from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.observability.full_disk import why_full
+
+_ROWS_AT_ONCE = 1024
+_OF_RESPONSES = (
+    "data.eval_files", "data.eval_limit", "data.max_", "data.truncation", "data.prompt_", "data.answer_key", "data.map",
+    "data.dataset", "data.chat_template", "data.system_prompt", "data.as_chat", "rollout.eval_",
+    "rollout.sampling.stop", "dataflow_settings.", "trainer.seed",
+)  # fmt: skip
+"""Beginnings of the settings on which responses and their rows depend."""
+
+
+def settings_of_responses(composed: Composed) -> dict[str, object]:
+    """The settings on which the rows of a file depend, as JSON has them."""
+    found = {key: value for key, value in composed.redacted().items() if key.startswith(_OF_RESPONSES)}
+    return json.loads(json.dumps(found, default=str))
+
+
+@dataclass(frozen=True)
+class ResponsesFile:
+    """Rows of responses in the order of the prompts, as JSON lines or Parquet.
+
+    Until all are there, they are lines of `OUT.partial`, whose first line has the settings.
+
+        with file.opened() as opened:           # continues after the rows of an interrupted command
+            opened.write(rows)
+        file.finish()
+    """
+
+    out: Path
+    settings: Mapping[str, object]
+    rows_per_prompt: int
+
+    @property
+    def partial(self) -> Path:
+        """The file that is written while responses are generated."""
+        return self.out.with_name(f"{self.out.name}.partial")
+
+    def check(self) -> None:
+        """Raises `ConfigError` if the rows that an interrupted command left were made with other settings."""
+        if not self.partial.is_file():
+            return
+        with self.partial.open("rb") as file:
+            before = _header(file.readline())
+        if before is None:
+            return
+        if keys := [key for key, value in self.settings.items() if before.get(key) != value]:
+            shown = "; ".join(f"{key} was {json.dumps(before.get(key))}" for key in keys[:4])
+            raise ConfigError(
+                f"{self.partial} has responses of an interrupted command with other settings: {shown}.",
+                remedy="Use the same settings to continue it, delete the file to start again, or give another --out.",
+            )
+
+    @contextmanager
+    def opened(self) -> Iterator["OpenedResponses"]:
+        """The partial file, cut after the last prompt of which all rows are there."""
+        self.check()
+        with _explained(self.partial), self.partial.open("a+b", buffering=0) as file:
+            file.seek(0)
+            if _header(file.readline()) is None:
+                file.truncate(0)
+                file.write((json.dumps({"settings": self.settings}, ensure_ascii=False) + "\n").encode())
+            end = file.seek(0, 1)
+            rows = 0
+            for row, line in enumerate(iter(file.readline, b""), start=1):
+                if not line.endswith(b"\n"):
+                    break
+                if row % self.rows_per_prompt == 0:
+                    rows, end = row, file.tell()
+            file.truncate(end)
+            yield OpenedResponses(file, rows // self.rows_per_prompt)
+
+    def rows(self) -> int:
+        """The number of rows in the partial file."""
+        return sum(1 for _ in self._lines()) if self.partial.is_file() else 0
+
+    def finish(self) -> int:
+        """Makes the partial file the whole one, and returns its number of rows."""
+        whole = self.out.with_name(f"{self.out.name}.whole")
+        with _explained(self.out):
+            rows = _write_parquet(self._lines, whole) if self.out.suffix == ".parquet" else self._copy(whole)
+            whole.replace(self.out)
+            self.partial.unlink()
+        return rows
+
+    def _copy(self, whole: Path) -> int:
+        rows = 0
+        with whole.open("wb") as file:
+            for line in self._lines():
+                file.write(line)
+                rows += 1
+        return rows
+
+    def _lines(self) -> Iterator[bytes]:
+        with self.partial.open("rb") as file:
+            file.readline()
+            yield from file
+
+
+@dataclass
+class OpenedResponses:
+    """A partial file to write to; `prompts` is the number of those of which all rows are there."""
+
+    file: BinaryIO
+    prompts: int
+
+    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Writes the rows of whole prompts."""
+        text = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+        left = memoryview(text.encode("utf-8", "replace"))
+        while left:
+            left = left[self.file.write(left) :]
+
+
+def _header(line: bytes) -> dict[str, object] | None:
+    """The settings in the first line; None if there is no whole one."""
+    if not line.endswith(b"\n"):
+        return None
+    return json.loads(line)["settings"]
+
+
+def _write_parquet(lines: Callable[[], Iterator[bytes]], path: Path) -> int:
+    """Writes JSON lines as Parquet, in groups of rows; their columns and types are those of all rows together."""
+    schema = pyarrow.schema([])
+    for group in _groups(lines()):
+        names = dict.fromkeys(name for row in group for name in row)
+        columns = {name: [row.get(name) for row in group] for name in names}
+        schema = pyarrow.unify_schemas([schema, pyarrow.table(columns).schema], promote_options="permissive")
+    rows = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for group in _groups(lines()):
+            writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
+            rows += len(group)
+    return rows
+
+
+def _groups(lines: Iterator[bytes]) -> Iterator[list[dict[str, object]]]:
+    while group := [json.loads(line) for line in islice(lines, _ROWS_AT_ONCE)]:
+        yield group
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"{path} could not be written: {why_full(error) or error}.",
+            remedy="Free some space or use another directory; the same command continues.",
+        ) from error

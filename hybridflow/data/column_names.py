@@ -20,7 +20,7 @@ _OTHERS = ("text", "chosen", "rejected", "context", "Body", "Question", "Answer"
 def text_columns(names: Collection[str], config: Data | None = None) -> set[str]:
     """The columns of a file without types (CSV) that are texts even if all their values look like numbers.
 
-    They have a known name, or `data.prompt_key`, `data.answer_key` or `data.prompt_template` names them. Beside a
+    They have a known name, or `data.prompt_key`, `data.answer_key` or `data.prompt_template` names them. If there is a
     completion, `label` says whether it is good.
     """
     known = {*PROMPTS, *COMPLETIONS, *ANSWERS, *_OTHERS}

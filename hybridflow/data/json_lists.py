@@ -66,7 +66,7 @@ class _Text:
         self._at += 1
 
     def step_over_value(self) -> None:
-        """Raises `JSONDecodeError` if the next characters are no value."""
+        """Raises `JSONDecodeError` if no value begins here."""
         while True:
             try:
                 self._at = self._scan(self._text, self._at)[1]

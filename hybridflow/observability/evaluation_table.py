@@ -23,7 +23,7 @@ def best_of(scores: Sequence[float], k: int) -> float:
 
 @dataclass
 class _Source:
-    """What the rows of one data source add to the table, without their texts."""
+    """The numbers that the rows of one data source add to the table."""
 
     scores: dict[tuple[Json, Json], list[float]] = field(default_factory=dict)
     """By source and prompt."""

@@ -72,15 +72,14 @@ def evaluate_responses(
     *,
     samples_per_prompt: int,
     decode: Decode,
-    sample_rows: int | None,
+    sample_rows: int | Keep,
     what: str = "reward",
     with_ids: bool = False,
-    keep: Keep | None = None,
 ) -> tuple[Metrics, list[Sample]]:
     """Samples responses to held-out prompts, one part after the other, and scores them.
 
-    Returns metrics and the first `sample_rows` samples, or all of them (None); neither depends on how the prompts are
-    divided. With `keep`, samples are passed to it part by part instead, so that memory does not grow with their number.
+    Returns metrics and the first `sample_rows` samples; neither depends on how the prompts are divided. If
+    `sample_rows` is a function, it gets all samples, part by part, so that memory does not grow with their number.
 
     The metrics are `val-core/<source>/<what>/mean@N`; with several samples, also `pass@N` of the best; with several
     functions, `val-aux/<source>/<function>/mean`. `what` is `acc` if a score of 1 means a correct answer, otherwise
@@ -94,10 +93,10 @@ def evaluate_responses(
         batch = rollout.generate(prompts.repeat(samples_per_prompt), purpose="eval")
         answered = (batch if reward is None else reward.score(batch)).result()  # waits
         sources += [source for source in prompts.object("data_source") for _ in range(samples_per_prompt)]
-        wanted = len(answered) if sample_rows is None else min(sample_rows - len(samples), len(answered))
+        wanted = min(sample_rows - len(samples), len(answered)) if isinstance(sample_rows, int) else len(answered)
         if wanted:
             shown = samples_of(answered.take(range(wanted)).fetch(), decode, split="eval", with_ids=with_ids)
-            (samples.extend if keep is None else keep)(shown)
+            (samples.extend if isinstance(sample_rows, int) else sample_rows)(shown)
         for name in (name for name in answered.columns if name == "scores" or name.startswith("rewards/")):
             scores.setdefault(name, []).append(answered.row(name))
     if reward is None:

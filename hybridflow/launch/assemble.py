@@ -120,8 +120,7 @@ def _evaluations(
         if isinstance(plan.settings, Generate.Settings) and plan.settings.out:
             found.append(partial(_generate, prepared, plan.settings, groups, parts))
         else:
-            keep_parts = None if plan.config.trainer.total_steps else keep
-            found.append(_answers(plan.config, groups, data, parts, keep_parts))
+            found.append(_answers(plan.config, groups, data, parts, keep))
     if not found and plan.is_evaluated:
         logger.warning(
             "trainer.eval_every=%d has no effect: dataflow=%s has no roles 'rollout' and 'reward' to evaluate with",
@@ -167,7 +166,7 @@ def _generate(
 
 
 def _answers(
-    config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, parts: Parts, keep: Keep | None
+    config: Experiment, groups: Mapping[str, WorkerGroup], data: RunData, parts: Parts, keep: Keep
 ) -> Evaluate:
     reward, trainer = config.reward, config.trainer
     is_accuracy = len(reward.functions) == 1 and all_need_answers(reward)
@@ -178,8 +177,7 @@ def _answers(
         parts=parts,
         samples_per_prompt=config.rollout.eval_samples_per_prompt,
         decode=data.decode,
-        sample_rows=max(trainer.sample_rows, 64) if trainer.total_steps else None,
+        sample_rows=max(trainer.sample_rows, 64) if trainer.total_steps else keep,
         with_ids=trainer.sample_token_ids,
         what="acc" if is_accuracy else "reward",
-        keep=keep,
     )

@@ -18,7 +18,17 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import reporting_exits
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
-from hybridflow.errors import STRICT, Advice, BatchError, ConfigError, Faults, HybridflowError, Problem, WorkerError
+from hybridflow.errors import (
+    STRICT,
+    Advice,
+    BatchError,
+    ConfigError,
+    Faults,
+    HybridflowError,
+    Problem,
+    WorkerError,
+    explained,
+)
 from hybridflow.graph.backend import TracingBackend
 from hybridflow.graph.stand_in import MadeUpStream
 from hybridflow.graph.trace import Call, Trace, TracedRole, held_up, scheduled
@@ -120,7 +130,8 @@ def _explained(name: str, dataflow: type[Dataflow], settings: object) -> Iterato
         place = _place(dataflow, error)
         raise BatchError(f"{error.message.rstrip('.')}{place}.", remedy=error.remedy) from error
     except WorkerError as error:
-        error.message = f"{error.message.rstrip('.')}{_place(dataflow, error)}."
+        shown = explained(error)
+        shown.message = f"{shown.message.rstrip('.')}{_place(dataflow, error)}."
         raise
     except HybridflowError:
         raise

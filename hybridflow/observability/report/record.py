@@ -98,7 +98,7 @@ def read_record(run_dir: Path) -> RunRecord:
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
         raise DataError(
-            f"There is no metrics.jsonl in '{run_dir}'.",
+            f"There is no {'metrics.jsonl in' if run_dir.is_dir() else 'directory'} '{run_dir}'.",
             remedy="Give the directory of a run (trainer.run_dir) whose trainer.trackers include jsonl.",
         )
     config_path = run_dir / "config.yaml"

@@ -38,6 +38,8 @@ def test_a_directory_without_a_record_is_refused_in_words(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "There is no metrics.jsonl" in said and "Give the directory of a run" in said
+    assert main(["report", str(tmp_path / "nowhere")]) == 2
+    assert "There is no directory " in capsys.readouterr().err
 
 
 def test_several_runs_have_a_comparison_and_one_run_goes_where_it_was_asked(tmp_path, monkeypatch, capsys):

@@ -75,7 +75,7 @@ peers:
 
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "Documentation: site/index.html"
+	@echo "Documentation: site/index.html (its search needs a server: $(BIN)/python -m http.server -d site)"
 
 clean:
 	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -68,6 +68,11 @@ def test_no_text_uses_a_banned_phrase():
     assert not found, "\n".join(f"{violation.subject}: {violation.found}" for violation in found)
 
 
+def test_every_table_of_a_page_has_a_header():
+    pages = [path for path in tracked_files() if path.endswith(".md")]
+    assert [path for path in pages if re.search(r"^\|[ |]+\n\|-", text_of(path), re.MULTILINE)] == []
+
+
 def test_no_message_refers_to_a_page_that_is_not_installed():
     found = []
     for path in tracked_files():

@@ -23,9 +23,4 @@ Callback = Callable[[int, dict[str, float]], Literal[_Answer.stop] | None]
 
 def after_step(callbacks: Sequence[Callback]) -> Callable[[int, dict[str, float]], bool]:
     """Calls all callbacks with a step and a copy of its metrics; returns whether one asks to stop."""
-
-    def call_each(step: int, metrics: dict[str, float]) -> bool:
-        answers = [callback(step, dict(metrics)) for callback in callbacks]
-        return STOP in answers
-
-    return call_each
+    return lambda step, metrics: STOP in [callback(step, dict(metrics)) for callback in callbacks]

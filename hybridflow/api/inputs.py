@@ -5,11 +5,10 @@ resumes notices a different one as it notices a changed file.
 """
 
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 from hybridflow.elastic.compatibility import file_fingerprint
 from hybridflow.errors import ResourceError
@@ -35,12 +34,12 @@ class Inputs:
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder))
+            partial = self._folder / f".partial-{uuid4().hex}"
+            partial.mkdir()
             try:
                 write(partial / name)
                 final = self._folder / (digest or _digest_of(partial))[:_DIGITS]
                 if not final.exists():
-                    partial.chmod(0o777 & ~_umask())
                     partial.rename(final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -58,9 +57,3 @@ def _digest_of(directory: Path) -> str:
     for path in sorted(found for found in directory.rglob("*") if found.is_file()):
         digest.update(f"{path.relative_to(directory)}\0{file_fingerprint(path)}\0".encode())
     return digest.hexdigest()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -20,7 +20,6 @@ from hybridflow.config.model import Dtype
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import is_claimed
 from hybridflow.elastic.export import export_model
-from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import ConfigError, DataError
 from hybridflow.launch.messages import from_here
 from hybridflow.models.loading import quiet_transformers
@@ -151,8 +150,7 @@ class Result:
         name = "none" if newest is None else f"{newest.name}-{role or 'default'}"
         directory = self.run_dir / _MODELS / name
         if not directory.is_dir():
-            with write_aside(directory) as partial:
-                export_model(self.run_dir, partial, role=role)
+            export_model(self.run_dir, directory, role=role)
             for old in directory.parent.iterdir():
                 if newest is not None and not old.name.startswith(f"{newest.name}-"):
                     shutil.rmtree(old, ignore_errors=True)

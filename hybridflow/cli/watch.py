@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -39,7 +40,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     for run_dir in run_dirs:
         if not run_dir.is_dir():
             raise DataError(f"There is no directory '{run_dir}'.", remedy="Give the directory of a run.")
-    with ReportServer(partial(_page, run_dirs), port=arguments.port) as server:
+    with closing(ReportServer(partial(_page, run_dirs), port=arguments.port)) as server:
         console.print(Text.assemble(("watching", "bold"), f"  {server.url}  (Ctrl-C ends it)"), soft_wrap=True)
         Event().wait()
 

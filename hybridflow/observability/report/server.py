@@ -8,7 +8,6 @@ from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
-from types import TracebackType
 from urllib.parse import urlsplit
 
 from hybridflow.errors import ResourceError
@@ -35,7 +34,7 @@ class ReportServer:
 
     It listens at 127.0.0.1 only. No path of a request reaches the file system. Port 0 chooses a free port.
 
-        with ReportServer(page) as server:
+        with contextlib.closing(ReportServer(page)) as server:
             print(server.url)       # http://127.0.0.1:40123/3xW.../
     """
 
@@ -56,14 +55,6 @@ class ReportServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> "ReportServer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from hybridflow.errors import ResourceError
@@ -59,7 +58,7 @@ class Tracker(Protocol):
 
 
 class FanoutTracker:
-    """Sends everything to each of the named trackers, and closes them as a context manager.
+    """Sends everything to each of the named trackers.
 
     A tracker that fails is dropped with a warning, except for `ResourceError` (no space for metrics.jsonl), which is
     raised.
@@ -86,14 +85,6 @@ class FanoutTracker:
         """Closes every tracker, even if closing another fails."""
         self._each("while closing", lambda tracker: tracker.close())
         self._trackers.clear()
-
-    def __enter__(self) -> "FanoutTracker":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _each(self, when: str, act: Callable[[Tracker], None]) -> None:
         full: ResourceError | None = None

@@ -4,6 +4,7 @@ import http.client
 import os
 import shutil
 import subprocess
+from contextlib import closing
 from urllib.parse import urlsplit
 
 import psutil
@@ -21,7 +22,7 @@ BROWSER = os.environ.get("HYBRIDFLOW_BROWSER") or next(filter(None, map(shutil.w
 def server(tmp_path, monkeypatch):
     (tmp_path / "secret.txt").write_text("secret")
     monkeypatch.chdir(tmp_path)
-    with ReportServer(lambda: "<h1>caf\u00e9</h1>") as server:
+    with closing(ReportServer(lambda: "<h1>caf\u00e9</h1>")) as server:
         yield server
 
 
@@ -71,7 +72,7 @@ def test_it_listens_at_the_loopback_address_under_a_new_secret_each_time_and_sto
     port = urlsplit(server.url).port
     [listening] = [c for c in psutil.Process().net_connections() if c.laddr.port == port and c.status == "LISTEN"]
     assert listening.laddr.ip == "127.0.0.1"
-    with ReportServer(str) as other:
+    with closing(ReportServer(str)) as other:
         assert len(urlsplit(other.url).path) > 30 and urlsplit(other.url).path != urlsplit(server.url).path
         with pytest.raises(ResourceError, match=f"--port={port} cannot be used"):
             ReportServer(str, port=port)
@@ -88,7 +89,7 @@ def test_a_page_that_cannot_be_made_is_an_error_and_the_next_one_is_served():
             raise found
         return found
 
-    with ReportServer(page) as server:
+    with closing(ReportServer(page)) as server:
         assert [answer(server)[0] for _ in range(3)] == [200, 500, 200]
 
 
@@ -103,7 +104,7 @@ def test_a_browser_loads_the_page_again_while_the_run_is_alive_and_keeps_what_wa
         body = "<details id='warnings'><summary>s</summary>x</details><div style='height: 9000px'></div>"
         return html_page("run", f"{body}<script>{act}; {say}</script>", is_renewed=len(loads) < 3)
 
-    with ReportServer(page) as server:
+    with closing(ReportServer(page)) as server:
         command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000"]
         command += [f"--user-data-dir={tmp_path}", "--dump-dom", server.url]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

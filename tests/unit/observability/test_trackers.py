@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import sys
+from contextlib import closing
 from io import StringIO
 
 import pytest
@@ -123,12 +124,12 @@ def test_the_console_shows_evaluation_prompts_before_and_now(tmp_path):
 
 
 def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_process(tmp_path):
-    with make_trackers(["jsonl", "console"], _run(tmp_path)) as trackers:
+    with closing(make_trackers(["jsonl", "console"], _run(tmp_path))) as trackers:
         trackers.log(0, {"val-core/a/acc/mean@1": 0.25})
         trackers.log_samples(0, _eval_samples(0.0, 0.0))
         trackers.log(5, {"val-core/a/acc/mean@1": 0.5})
         trackers.log_samples(5, _eval_samples(1.0, 0.0))
-    with make_trackers(["jsonl", "console"], run := _run(tmp_path, resume_after=5)) as trackers:
+    with closing(make_trackers(["jsonl", "console"], run := _run(tmp_path, resume_after=5))) as trackers:
         trackers.log(6, {"val-core/a/acc/mean@1": 0.75})
         trackers.log_samples(6, _eval_samples(1.0, 1.0))
     text = run.progress.console.file.getvalue()
@@ -139,14 +140,14 @@ def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_pro
 @pytest.mark.parametrize("error", [ConnectionError("no route"), OSError(errno.EIO, "input/output error")])
 def test_a_failing_tracker_is_dropped_and_named_while_the_others_go_on(tmp_path, caplog, error):
     failing, kept = Failing(error), JsonlTracker(_run(tmp_path))
-    with caplog.at_level(logging.WARNING), FanoutTracker({"wandb": failing, "jsonl": kept}) as trackers:
+    with caplog.at_level(logging.WARNING), closing(FanoutTracker({"wandb": failing, "jsonl": kept})) as trackers:
         trackers.log(4, {"x": 1.0})
         trackers.log(5, {"x": 1.0})
         assert trackers.names == ["jsonl"]
     assert failing.calls == 1
     assert [row["step"] for row in _lines(tmp_path / "metrics.jsonl")] == [4, 5]
     assert caplog.messages == [f"tracker=wandb failed step=4 and is dropped: {type(error).__name__}: {error}"]
-    with pytest.raises(ValueError, match="the real one"), FanoutTracker({"mlflow": failing}):
+    with pytest.raises(ValueError, match="the real one"), closing(FanoutTracker({"mlflow": failing})):
         raise ValueError("the real one")
 
 
@@ -161,7 +162,7 @@ def test_a_full_disk_rises_after_every_other_tracker_was_served(tmp_path):
 
 
 def test_the_factory_makes_each_named_tracker_once(tmp_path):
-    with make_trackers(["tensorboard", "jsonl", "jsonl"], _run(tmp_path)) as trackers:
+    with closing(make_trackers(["tensorboard", "jsonl", "jsonl"], _run(tmp_path))) as trackers:
         assert trackers.names == ["jsonl", "tensorboard"]
         trackers.log(1, {"x": 1.0})
     assert list((tmp_path / "tensorboard").iterdir())

@@ -205,16 +205,9 @@ def _run_dir(experiment: Experiment, config_name: str, before: Typed) -> Path:
     """
     wanted = ("trainer.run_dir", "trainer.experiment", "model.path")
     unread = Faults(collects=True)
-    own = typed_settings({key: _callables_as_text(value) for key, value in experiment.settings.items()}, unread)
-    typed = before.followed_by(own)
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in leaves(experiment.settings)}
+    typed = before.followed_by(typed_settings(given, unread))
     settings = [setting for setting in typed.settings if setting.key in wanted]
     if experiment.objects.get("model") is not None:
         settings += typed_settings({"model.path": "given"}).settings
     return run_dir(compose_run(Typed(typed.groups, settings), config_name=config_name, faults=unread).config)
-
-
-def _callables_as_text(value: object) -> object:
-    """A setting's value with text in place of functions, classes and paths, which are not stored yet."""
-    if isinstance(value, Mapping):
-        return {str(name): _callables_as_text(item) for name, item in value.items()}
-    return str(value) if callable(value) or isinstance(value, Path) else value

@@ -45,7 +45,7 @@ def leaves(content: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields the dotted key and the value of each leaf of nested mappings; an empty mapping is a leaf."""
     for name, value in content.items():
         path = f"{prefix}.{name}" if prefix else str(name)
-        if isinstance(value, dict) and value:
+        if isinstance(value, Mapping) and value:
             yield from leaves(value, path)
         else:
             yield path, value

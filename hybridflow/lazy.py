@@ -4,6 +4,8 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
+from hybridflow.process import uncollected
+
 
 def lazy_names(package: str, places: Mapping[str, str]) -> Callable[[str], object]:
     """The `__getattr__` of a package that imports each name from its module when it is first used.
@@ -14,7 +16,8 @@ def lazy_names(package: str, places: Mapping[str, str]) -> Callable[[str], objec
     def imported(name: str) -> object:
         if name not in places:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        return vars(importlib.import_module(places[name]))[name]
+        with uncollected():
+            return vars(importlib.import_module(places[name]))[name]
 
     return imported
 

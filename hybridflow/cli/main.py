@@ -11,6 +11,7 @@ from functools import partial
 
 import hybridflow
 from hybridflow.launch.command import ended_by_signals, run_command
+from hybridflow.process import end
 
 _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
 {trainers}
@@ -125,4 +126,4 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -14,6 +14,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from hybridflow.process import frozen, uncollected
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -126,7 +128,7 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
 
     finished = None
     try:
-        with redirect_stdout(lasting(sys.stdout)):  # output of user code
+        with frozen(), redirect_stdout(lasting(sys.stdout)):  # output of user code
             prepared = prepare(composed)
             try:
                 finished = execute(prepared, console, stop)
@@ -169,9 +171,9 @@ def _say_start(composed: "Composed", console: "Console") -> None:
 
 @contextmanager
 def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
-    """Within it, a signal ends the process with one line.
+    """A block for imports, within which a signal ends the process with one line.
 
-    Libraries catch or change exceptions that are raised while they are imported.
+    Libraries catch or change exceptions that are raised while they are imported. No garbage is collected meanwhile.
     The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
     Does nothing in a thread other than the main one; a signal that is ignored (SIGHUP under nohup) stays ignored.
     """
@@ -181,7 +183,8 @@ def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
     end = partial(_end, line)
     before = {n: signal.signal(n, end) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
     try:
-        yield
+        with uncollected():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

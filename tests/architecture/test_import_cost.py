@@ -1,4 +1,4 @@
-"""What may be imported without torch is, and `import hybridflow` is quick."""
+"""What may be imported without torch is, `import hybridflow` is quick, and a run imports without collecting garbage."""
 
 import subprocess
 import sys
@@ -13,6 +13,7 @@ TORCH_FREE = (
     "hybridflow",
     "hybridflow.errors",
     "hybridflow.optional",
+    "hybridflow.process",
     "hybridflow.config*",
     "hybridflow.mapping*",
     "hybridflow.parallel*",
@@ -48,6 +49,16 @@ for name in {names!r}:
         sys.exit(name + " brings " + ", ".join(loaded))
 """
 TIME_IMPORT = "import time; start = time.perf_counter(); import hybridflow; print(time.perf_counter() - start)"
+COLLECTIONS = """
+import gc
+from hybridflow.launch.command import ended_by_signals
+found = []
+with ended_by_signals():
+    gc.callbacks.append(lambda phase, info: found.append(phase))
+    import hybridflow.launch.execute, hybridflow.launch.prepare
+    gc.callbacks.clear()
+print(len(found))
+"""
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -78,3 +89,8 @@ def test_importing_the_package_is_quick():
         assert answer.returncode == 0, answer.stderr
         seconds.append(float(answer.stdout))
     assert min(seconds) < MOST_SECONDS
+
+
+def test_the_imports_of_a_run_collect_no_garbage():
+    answer = python(COLLECTIONS)
+    assert (answer.returncode, answer.stdout) == (0, "0\n"), answer.stderr

@@ -1,5 +1,7 @@
 """Makes rollout engines by name; an engine that is not chosen is never imported."""
 
+import logging
+
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -10,6 +12,9 @@ from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.engines.traits import rollout_traits
 from hybridflow.models.loading import load_causal_lm, resolve_model_path, torch_dtype
 from hybridflow.parallel.groups import Ranks
+from hybridflow.process import uncollected
+
+logger = logging.getLogger(__name__)
 
 
 def make_rollout_engine(
@@ -44,8 +49,10 @@ def make_rollout_engine(
     if rollout.engine == RolloutKind.vllm:
         from hybridflow.engines.rollout.vllm.environment import import_vllm
 
-        import_vllm(device)
-        from hybridflow.engines.rollout.vllm.engine import VllmEngine
+        logger.info("rollout.engine=vllm: vLLM is imported and starts, which takes seconds ...")
+        with uncollected():
+            import_vllm(device)
+            from hybridflow.engines.rollout.vllm.engine import VllmEngine
 
         return VllmEngine(
             model,

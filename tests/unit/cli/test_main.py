@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.__main__ import command
 from hybridflow.cli.completion import COMPLETE
 from hybridflow.cli.main import _COMMANDS, main
 from hybridflow.launch.compose.trainers import RUN, command_words
@@ -17,7 +18,7 @@ PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 def test_the_installed_command_is_this_one():
     (found,) = tomllib.loads(PROJECT.read_text())["project"]["scripts"].items()
-    assert found == ("hybridflow", f"{main.__module__}:{main.__name__}")
+    assert found == ("hybridflow", f"{command.__module__}:{command.__name__}")
 
 
 def test_the_package_runs_as_a_module(monkeypatch, capsys):

@@ -26,6 +26,7 @@ from hybridflow.errors import EngineError
 from hybridflow.models.loading import torch_dtype
 from hybridflow.parallel.collectives import all_gather_bytes
 from hybridflow.parallel.groups import Ranks
+from hybridflow.process import uncollected
 
 DEFAULT_CPU_CACHE_MB = 256
 CPU_BLOCK_TOKENS = 32
@@ -62,7 +63,7 @@ def start_vllm(
         loaded.append((module, WeightBuffer(module.parameters(), copy=reads_weights)))
 
     try:
-        with guest(), placed(replica, local_rank), after_loading(take_weights):
+        with uncollected(), guest(), placed(replica, local_rank), after_loading(take_weights):
             llm = LLM(
                 str(directory),
                 trust_remote_code=model.trust_remote_code,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-_OUTERMOST = {"__main__", "hybridflow.__main__", "runpy"}
+_OUTERMOST = {"__main__", "hybridflow.cli.main", "runpy"}
 """Modules whose code runs when a process runs a command of the package."""
 
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from functools import partial
+from typing import NoReturn
 
 import hybridflow
 from hybridflow.launch.command import ended_by_signals, run_command
@@ -43,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if word not in _COMMANDS and (word == RUN or find_command(word) is not None):
         return run_command(words[1:], command=word)
     return _other_command(words)
+
+
+def command() -> NoReturn:
+    """Runs the command line of this process, and ends the process."""
+    end(main())
 
 
 def _other_command(words: Sequence[str]) -> int:
@@ -126,4 +132,4 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 
 
 if __name__ == "__main__":
-    end(main())
+    command()

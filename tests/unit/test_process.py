@@ -76,7 +76,6 @@ def test_output_that_cannot_be_written_is_an_error_as_in_any_process(tmp_path: P
 
 
 def test_code_that_calls_a_command_keeps_its_own_exit(tmp_path: Path):
-    (tmp_path / "caller.py").write_text(
-        "from hybridflow.process import end\ndef call():\n    try:\n        end(3)\n    except SystemExit:\n        pass"
-    )
+    caller = "from hybridflow.process import end\ndef call():\n    try: end(3)\n    except SystemExit: pass"
+    (tmp_path / "caller.py").write_text(caller)
     assert run("import caller; caller.call()", tmp_path).returncode == 0

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hybridflow.__main__ import command
 from hybridflow.cli.completion import COMPLETE
-from hybridflow.cli.main import _COMMANDS, main
+from hybridflow.cli.main import _COMMANDS, command, main
 from hybridflow.launch.compose.trainers import RUN, command_words
 from hybridflow.trainer import main_ppo
 

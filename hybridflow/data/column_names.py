@@ -14,6 +14,9 @@ COMPLETIONS = ("completion", "response", "output")
 ANSWERS = ("answer", "ground_truth", "label", "target", "solution")
 """Columns that may hold the reference answer."""
 
+LABELS = ("label", "kto_tag")
+"""Columns that may say whether a completion is good."""
+
 _OTHERS = ("text", "chosen", "rejected", "context", "Body", "Question", "Answer")
 
 

@@ -15,17 +15,23 @@ _REPLY_BEGINS = "\n\nAssistant:"
 """In dialogues written as one text, as in Anthropic's HH data: `\\n\\nHuman: ...\\n\\nAssistant: ...`."""
 
 
-def as_conversation(prompt: Prompt, config: Data) -> Prompt:
+def as_conversation(prompt: Prompt, config: Data, opening: Sequence[Message] = ()) -> Prompt:
     """The prompt as the model sees it: `data.as_chat` makes a text the user's turn, and `data.system_prompt` is added
     to a conversation without a system message.
+
+    `opening` has turns of the row before the prompt, for a conversation: a system message, unless the conversation has
+    one, and earlier turns, unless it has several.
     """
     if isinstance(prompt, str):
         if not config.as_chat:
             return prompt
         prompt = [{"role": "user", "content": prompt}]
-    if config.system_prompt is None or prompt[0]["role"] == "system":
-        return prompt
-    return [{"role": "system", "content": config.system_prompt}, *prompt]
+    own = 1 if prompt[0]["role"] == "system" else 0
+    systems = prompt[:own] or [turn for turn in opening if turn["role"] == "system"]
+    if not systems and config.system_prompt is not None:
+        systems = [{"role": "system", "content": config.system_prompt}]
+    earlier = [turn for turn in opening if turn["role"] != "system"] if len(prompt) == own + 1 else []
+    return [*systems, *earlier, *prompt[own:]]
 
 
 def last_reply_start(text: str) -> int:
@@ -78,7 +84,7 @@ def text_flaw(value: object) -> str | None:
 def split_response(prompt: Prompt, response: Response, *, what: str, place: str) -> tuple[Prompt, Response]:
     """Both in one form: if the response is messages, so is the prompt, and the response does not repeat it."""
     if isinstance(response, str):
-        return prompt, response
+        return prompt, response[repeated_length(prompt, response) :]
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     rest = response[len(turns) :] if response[: len(turns)] == turns else response
     if isinstance(prompt, str) and rest and rest[0]["role"] != "assistant":
@@ -89,6 +95,22 @@ def split_response(prompt: Prompt, response: Response, *, what: str, place: str)
         )
     check_end(rest, what=what, place=place)
     return turns, rest
+
+
+def repeated_length(prompt: Prompt, response: Response) -> int:
+    """The number of characters at which a text's own part begins if the text repeats its prompt; else 0."""
+    if not (isinstance(prompt, str) and isinstance(response, str) and response.startswith(prompt)):
+        return 0
+    is_word_cut = response[len(prompt) - 1 : len(prompt) + 1].isalnum()
+    return 0 if is_word_cut or not prompt.strip() or not response[len(prompt) :].strip() else len(prompt)
+
+
+def say_repeated(written: Sequence[object], used: Sequence[object], table: Table) -> None:
+    """Warns of texts that repeated their prompts, of which only the rest is used."""
+    both = zip(written, used, strict=True)
+    cut = sum(isinstance(text, str) and isinstance(rest, str) and len(rest) < len(text) for text, rest in both)
+    if cut:
+        table.log(logging.WARNING, "%d of %d responses begin with their prompt, which is cut off", cut, len(table))
 
 
 def check_end(response: Response, *, what: str, place: str) -> None:
@@ -105,6 +127,11 @@ def is_blank(response: Response) -> bool:
         return not response.strip()
     replies = [turn for turn in response if turn["role"] == "assistant"]
     return not any(str(turn["content"] or "").strip() or turn.get("tool_calls") for turn in replies)
+
+
+def is_learned(turn: Mapping[str, object]) -> bool:
+    """Whether a turn is the assistant's and to be learned: without `"weight": 0` (OpenAI) or `"train": false`."""
+    return turn["role"] == "assistant" and turn.get("weight") not in (0,) and turn.get("train") is not False
 
 
 def rows_without(flaws: Mapping[str, Sequence[int]], table: Table, *, of: str) -> list[int]:

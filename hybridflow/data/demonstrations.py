@@ -8,21 +8,26 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
-from hybridflow.data.column_names import COMPLETIONS, PROMPTS
+from hybridflow.data.column_names import COMPLETIONS, LABELS, PROMPTS
 from hybridflow.data.conversations import (
+    Message,
     Prompt,
     Response,
     as_conversation,
     check_prompts,
     duplicates,
     is_blank,
+    is_learned,
     last_reply_start,
     row_error,
     rows_without,
+    say_repeated,
     split_response,
     text_flaw,
 )
+from hybridflow.data.labeled_responses import labeled_bad
 from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion
@@ -31,8 +36,9 @@ from hybridflow.errors import DataError
 logger = logging.getLogger(__name__)
 
 _CONVERSATION = "messages"
-_OTHER_COMPLETIONS = ("chosen", "answer", "solution", "label")
-"""Used only without a conversation, since such columns may contain less than it does, such as the final answer."""
+_OTHER_COMPLETIONS = ("chosen", "solution", "answer", "label")
+"""Used only without a conversation, since such columns may contain less than it does, such as the final answer, which a
+solution ends with."""
 
 _WHOLES = ("messages", "text", "chosen")
 
@@ -49,8 +55,15 @@ def load_demonstrations(
     def read(source: Source) -> Batch:
         table = read_rows(source, config, tokenizer)
         num_rows, rows = len(table), recognize_demonstrations(table, config)
-        blank = [position for position, row in enumerate(rows) if is_blank(row.completion)]
-        kept = rows_without({"blank completions": blank}, table, of="rows")
+        flaws = {
+            "blank completions": [position for position, row in enumerate(rows) if is_blank(row.completion)],
+            "the label says that the response is bad": [] if config.answer_key in LABELS else labeled_bad(table),
+            "no assistant turn has a weight": [
+                position for position, row in enumerate(rows)
+                if isinstance(row.completion, list) and not any(map(is_learned, row.completion))
+            ],
+        }  # fmt: skip
+        kept = rows_without(flaws, table, of="rows")
         table, rows = table.select(kept), [rows[row] for row in kept]
         ids, within = completions_within_limits(rows, config, tokenizer, stop_ids, is_part=table.is_part)
         check_left(len(within), num_rows, config, table, of="rows")
@@ -73,17 +86,21 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
     completion_name = config.answer_key or table.first(COMPLETIONS)
     if completion_name is None and (config.prompt_key or _CONVERSATION not in table.columns):
         completion_name = table.first(_OTHER_COMPLETIONS)
+    before = openings(table, config)
     if prompt_name and completion_name and prompt_name != completion_name:
         prompts = table.column(prompt_name, key="data.prompt_key")
         completions = table.column(completion_name, key="data.answer_key")
         check_prompts(prompts, table)
         both = [_of_one_form(*row, table.place(i)) for i, row in enumerate(zip(prompts, completions, strict=True))]
-        pairs = [(as_conversation(prompt, config), completion) for prompt, completion in both]
+        say_repeated(completions, [completion for _, completion in both], table)
+        opened = zip(both, before, strict=True)
+        pairs = [(as_conversation(prompt, config, opening), completion) for (prompt, completion), opening in opened]
     elif whole := config.prompt_key or table.first(_WHOLES):
         prompt_name, values = whole, table.column(whole, key="data.prompt_key")
         check_prompts(values, table)
         completion_name = _learned_of_wholes(values, is_dialogue=whole == "chosen")
-        pairs = [_split(value, config, is_dialogue=whole == "chosen") for value in values]
+        opened = zip(values, before, strict=True)
+        pairs = [_split(value, opening, config, is_dialogue=whole == "chosen") for value, opening in opened]
     else:
         raise DataError(
             f"'{table.name}' has no columns recognized as demonstrations; it has: {', '.join(table.columns)}.",
@@ -92,6 +109,8 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
     rows = [
         PromptCompletion(p, _completion(c, p, table.place(row)), table.place(row)) for row, (p, c) in enumerate(pairs)
     ]
+    shown = [row.prompt if completion_name in table.columns else (row.prompt, row.completion) for row in rows]
+    warn_of_unused(shown, table, config)
     repeated = duplicates(((row.prompt, row.completion) for row in rows), table)
     table.log(
         logging.INFO, "rows=%d format=%s conversations=%d prompt=%s completion=%s duplicates=%d read_as=demonstrations",
@@ -104,7 +123,7 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
 
 def _of_one_form(prompt: Prompt, completion: object, place: str) -> tuple[Prompt, object]:
     """Both as text or both as messages: a text is the user's turn if the completion is a conversation."""
-    if isinstance(prompt, str) and isinstance(completion, list) and completion and text_flaw(completion) is None:
+    if isinstance(completion, str | list) and completion and text_flaw(completion) is None:
         return split_response(prompt, completion, what="completion", place=place)
     return prompt, completion
 
@@ -113,14 +132,17 @@ def _learned_of_wholes(wholes: Sequence[Prompt], *, is_dialogue: bool) -> str:
     """Says what is learned of conversations and texts, for the log."""
     conversations = [whole for whole in wholes if not isinstance(whole, str)]
     parts = ["every assistant turn"] if conversations else []
-    if any(turn["role"] == "tool" for conversation in conversations for turn in conversation):
+    turns = [turn for conversation in conversations for turn in conversation]
+    if any(turn["role"] == "tool" for turn in turns):
         parts = ["every assistant turn, and no tool turn"]
+    if any(turn["role"] == "assistant" and not is_learned(turn) for turn in turns):
+        parts = ["every assistant turn with a weight"]
     if len(conversations) < len(wholes):
         parts.append("the last reply" if is_dialogue else "the whole text")
     return ", or ".join(parts)
 
 
-def _split(whole: Prompt, config: Data, *, is_dialogue: bool) -> tuple[Prompt, Response]:
+def _split(whole: Prompt, opening: Sequence[Message], config: Data, *, is_dialogue: bool) -> tuple[Prompt, Response]:
     """Prompt and completion: a conversation is cut before the assistant's first turn, a dialogue (HH) before its last
     reply, and any other text is learned whole.
     """
@@ -128,7 +150,7 @@ def _split(whole: Prompt, config: Data, *, is_dialogue: bool) -> tuple[Prompt, R
         start = last_reply_start(whole) if is_dialogue else 0
         return whole[:start], whole[start:]
     first = next((turn for turn, message in enumerate(whole) if message["role"] == "assistant"), len(whole))
-    return (as_conversation(whole[:first], config) if first else []), whole[first:]
+    return (as_conversation(whole[:first], config, opening) if first else []), whole[first:]
 
 
 def _completion(value: object, prompt: object, place: str) -> Response:

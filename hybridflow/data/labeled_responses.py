@@ -8,8 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
-from hybridflow.data.column_names import COMPLETIONS, PROMPTS
+from hybridflow.data.column_names import COMPLETIONS, LABELS, PROMPTS
 from hybridflow.data.conversations import (
+    Message,
     Prompt,
     as_conversation,
     check_prompts,
@@ -17,10 +18,12 @@ from hybridflow.data.conversations import (
     is_blank,
     response_of,
     rows_without,
+    say_repeated,
     split_response,
 )
 from hybridflow.data.length_limits import check_left, completions_within_limits
 from hybridflow.data.preferences import both_responses, other_columns, recognize_pairs
+from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion
@@ -48,6 +51,23 @@ def load_labeled(
     return read_files(files, read)
 
 
+def is_label(table: Table, name: str) -> bool:
+    """Whether a column labels the responses of a table as good or bad (KTO), and so holds no answers.
+
+    Beside conversations, 0 and 1 may mean anything else.
+    """
+    kinds = bool | int | float if table.first(COMPLETIONS) else bool
+    has_responses = table.first((*COMPLETIONS, "messages")) is not None
+    labels = name in LABELS and name in table.columns and has_responses
+    return labels and all(isinstance(value, kinds) and value in (0, 1) for value in table.columns[name])
+
+
+def labeled_bad(table: Table) -> list[int]:
+    """Positions of the rows with responses that are labeled as bad."""
+    name = next((name for name in LABELS if is_label(table, name)), None)
+    return [] if name is None else [row for row, value in enumerate(table.columns[name]) if not value]
+
+
 def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion], Batch]:
     """The responses of a table, and its other columns: those with a `label`, or both responses of each pair.
 
@@ -69,8 +89,10 @@ def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion
         )
     prompts = table.column(prompt_name, key="data.prompt_key")
     check_prompts(prompts, table)
-    columns = zip(prompts, table.columns[completion_name], strict=True)
-    found = [_prompt_completion(*both, config, table.place(row)) for row, both in enumerate(columns)]
+    columns = zip(prompts, table.columns[completion_name], openings(table, config), strict=True)
+    found = [_prompt_completion(*cells, config, table.place(row)) for row, cells in enumerate(columns)]
+    say_repeated(table.columns[completion_name], [response.completion for response in found], table)
+    warn_of_unused([response.prompt for response in found], table, config)
     blank = [row for row, response in enumerate(found) if is_blank(response.completion)]
     kept = rows_without({"blank completions": blank}, table, of="rows")
     num_rows, table = len(table), table.select(kept)
@@ -89,10 +111,12 @@ def recognize_labeled(table: Table, config: Data) -> tuple[list[PromptCompletion
     return responses, Batch.of(rows={"is_chosen": torch.tensor(labels)}, objects=objects)
 
 
-def _prompt_completion(prompt: Prompt, completion: object, config: Data, place: str) -> PromptCompletion:
+def _prompt_completion(
+    prompt: Prompt, completion: object, opening: Sequence[Message], config: Data, place: str
+) -> PromptCompletion:
     response = response_of(completion, what="completion", place=place)
     prompt, response = split_response(prompt, response, what="completion", place=place)
-    return PromptCompletion(as_conversation(prompt, config), response, place)
+    return PromptCompletion(as_conversation(prompt, config, opening), response, place)
 
 
 def _label(value: object, place: str) -> bool:

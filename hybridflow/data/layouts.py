@@ -1,9 +1,9 @@
 """Public layouts of data sets that do not have our columns: recognized by their columns, and rewritten as ours."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hybridflow.data.column_names import PROMPTS
 from hybridflow.data.sources import Table
 from hybridflow.errors import DataError
 
@@ -33,9 +33,6 @@ class Layout:
     known_by: tuple[str, ...]
     rewritten: Callable[[Table], Table]
 
-    joins_columns: bool = False
-    """Whether a prompt may have the text of several columns."""
-
 
 def recognized(table: Table, prompt_key: str | None = None) -> Table:
     """The table with our columns if it has a public layout, whose name is then the table's `layout`.
@@ -45,7 +42,6 @@ def recognized(table: Table, prompt_key: str | None = None) -> Table:
     if prompt_key is not None:
         if prompt_key not in table.columns:
             return table
-        _warn_of_other_parts(table, prompt_key)
         turns = [_messages(value) for value in table.columns[prompt_key]]
         return replace(table, columns={**table.columns, prompt_key: turns})
     for layout in LAYOUTS:
@@ -62,28 +58,13 @@ def recognized(table: Table, prompt_key: str | None = None) -> Table:
     return table
 
 
-def _warn_of_other_parts(table: Table, prompt_key: str) -> None:
-    """Warns if the column has only part of the prompts of a public layout."""
-    for layout in LAYOUTS:
-        names = (prompt_key, *layout.known_by)
-        if layout.joins_columns and not table.is_part and all(name in table.columns for name in names):
-            cut = layout.rewritten(table).columns["prompt"] != list(table.columns[prompt_key])
-            if cut and prompt_key in layout.known_by:
-                words = "data.prompt_key=%s leaves out a part of the prompts; without it, the layout %s is recognized"
-                table.log(logging.WARNING, words, prompt_key, layout.name)
-                return
-
-
 def _sharegpt(table: Table) -> Table:
-    """Conversations of turns with `from` and `value`, and maybe a system message in a column of its own."""
+    """Conversations of turns with `from` and `value`."""
     columns = dict(table.columns)
     name = "prompt" if "chosen" in columns and "rejected" in columns else "messages"
     if name in columns:
         return table
     conversations = [_messages(value) for value in columns.pop("conversations")]
-    if any(isinstance(value, str) for value in columns.get("system", [])):
-        systems = columns.pop("system")
-        conversations = [_with_system(*both) for both in zip(conversations, systems, strict=True)]
     columns |= {
         column: [_messages(value) for value in columns[column]] for column in ("chosen", "rejected") if name == "prompt"
     }
@@ -101,18 +82,17 @@ def _messages(value: object) -> object:
 def _message(turn: object) -> object:
     if not isinstance(turn, Mapping) or not isinstance(turn.get("from"), str) or "value" not in turn:
         return turn
-    return {"role": _ROLES.get(turn["from"].lower(), turn["from"]), "content": turn["value"]}
+    others = {name: value for name, value in turn.items() if name not in ("from", "value")}
+    return {"role": _ROLES.get(turn["from"].lower(), turn["from"]), "content": turn["value"], **others}
 
 
-def _with_system(messages: object, system: object) -> object:
-    if not isinstance(messages, list) or not isinstance(system, str) or not system.strip():
-        return messages
-    return [{"role": "system", "content": system}, *messages]
+_OTHER_FORMS = (*PROMPTS, "raw_prompt", "messages", "text", "chosen")
+"""Columns beside which `data` is not a dialogue."""
 
 
 def _ultrachat(table: Table) -> Table:
     """UltraChat as published: texts of the user and the assistant in turn."""
-    if "prompt" in table.columns or not all(_are_texts(value) for value in table.columns["data"]):
+    if table.first(_OTHER_FORMS) is not None or not all(_are_texts(value) for value in table.columns["data"]):
         return table
     columns = dict(table.columns)
     dialogues = columns.pop("data")
@@ -164,13 +144,18 @@ def _branch(row: int, by_id: Mapping[object, int], table: Table) -> list[dict[st
 
 
 def _alpaca(table: Table) -> Table:
-    """An instruction, and maybe an input (Alpaca) or a context (Dolly) for it."""
+    """An instruction, and what it is given, which may be in several columns: an input (Alpaca), a context (Dolly)."""
     if "prompt" in table.columns:
         return table
-    given = next((table.columns[name] for name in ("input", "context") if name in table.columns), [None] * len(table))
-    instructions = zip(table.columns["instruction"], given, strict=True)
-    prompts = [f"{text}\n\n{more}" if more and isinstance(text, str) else text for text, more in instructions]
+    given = [table.columns[name] for name in ("context", "input", "question") if name in table.columns]
+    prompts = [_with_given(*parts) for parts in zip(table.columns["instruction"], *given, strict=True)]
     return replace(table, columns={"prompt": prompts} | table.columns)
+
+
+def _with_given(instruction: object, *given: object) -> object:
+    if not isinstance(instruction, str):
+        return instruction
+    return "\n\n".join([instruction, *(str(part) for part in given if part is not None and str(part).strip())])
 
 
 def _svamp(table: Table) -> Table:
@@ -192,9 +177,11 @@ LAYOUTS = (
     Layout("ShareGPT", ("conversations",), _sharegpt),
     Layout("OpenAssistant", ("message_id", "parent_id", "text", "role"), _open_assistant),
     Layout("UltraChat", ("data",), _ultrachat),
-    Layout("Alpaca", ("instruction", "input"), _alpaca, joins_columns=True),
-    Layout("Alpaca", ("instruction", "output"), _alpaca, joins_columns=True),
-    Layout("Dolly", ("instruction", "response"), _alpaca, joins_columns=True),
-    Layout("SVAMP", ("Body", "Question"), _svamp, joins_columns=True),
+    Layout("Alpaca", ("instruction", "input"), _alpaca),
+    Layout("Alpaca", ("instruction", "output"), _alpaca),
+    Layout("Dolly", ("instruction", "context"), _alpaca),
+    Layout("Dolly", ("instruction", "response"), _alpaca),
+    Layout("Alpaca", ("instruction", "question"), _alpaca),
+    Layout("SVAMP", ("Body", "Question"), _svamp),
 )
 """The first that fits is taken."""

@@ -26,11 +26,14 @@ from hybridflow.data.conversations import (
     duplicates,
     is_blank,
     last_reply_start,
+    repeated_length,
     response_of,
     row_error,
     rows_without,
+    say_repeated,
 )
 from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import PromptCompletion
@@ -102,13 +105,17 @@ def recognize_pairs(table: Table, config: Data) -> tuple[list[Pair], Batch]:
     prompts = table.column(prompt_name, key="data.prompt_key") if prompt_name else [None] * len(table)
     columns = zip(prompts, table.columns["chosen"], table.columns["rejected"], strict=True)
     found = [pair_of(*row, place=table.place(index)) for index, row in enumerate(columns)]
+    if prompt_name:
+        say_repeated(table.columns["chosen"], [pair.chosen for pair in found], table)
     ties = [row for row, pair in enumerate(found) if pair.is_tie]
     blanks = [is_blank(pair.chosen) or is_blank(pair.rejected) for pair in found]
     blank = [row for row, pair in enumerate(found) if blanks[row] and not pair.is_tie]
     kept = rows_without({"both responses are the same": ties, "a response is blank": blank}, table, of="pairs")
-    pairs = [replace(found[row], prompt=as_conversation(found[row].prompt, config)) for row in kept]
+    before = openings(table, config)
+    pairs = [replace(found[row], prompt=as_conversation(found[row].prompt, config, before[row])) for row in kept]
     repeated = duplicates(((pair.prompt, pair.chosen, pair.rejected) for pair in pairs), table)
     num_rows, table = len(table), table.select(kept)
+    warn_of_unused([pair.prompt for pair in pairs], table, config)
     margins = enumerate(table.columns.get("margin", [None] * len(table)))
     numbers = [0.0 if value is None else _number(value, "margin", table.place(row)) for row, value in margins]
     objects = other_columns(table, config, used=(prompt_name, "chosen", "rejected", *_REFERENCE))
@@ -171,10 +178,11 @@ def other_columns(table: Table, config: Data, *, used: Sequence[str | None]) -> 
 
 
 def _without_repeated_prompt(pair: Pair) -> Pair:
-    """The pair of a prompt column whose conversations may repeat the prompt, or continue a reply begun in it."""
+    """The pair of a prompt column whose responses may repeat the prompt, or continue a reply begun in it."""
     prompt, chosen, rejected = pair.prompt, pair.chosen, pair.rejected
     if not (isinstance(chosen, list) and isinstance(rejected, list)):
-        return pair
+        cut = min(repeated_length(prompt, chosen), repeated_length(prompt, rejected))
+        return replace(pair, chosen=chosen[cut:], rejected=rejected[cut:])
     if isinstance(prompt, str) and chosen[0]["role"] != "assistant":
         cut = _common_turns(chosen, rejected)
         return Pair(pair.place, chosen[:cut], chosen[cut:], rejected[cut:])

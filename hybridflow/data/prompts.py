@@ -10,9 +10,11 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.columns import COLUMNS
 from hybridflow.config.data import Data
-from hybridflow.data.column_names import ANSWERS, COMPLETIONS
+from hybridflow.data.column_names import ANSWERS
 from hybridflow.data.conversations import as_conversation, check_prompts, duplicates, last_reply_start
+from hybridflow.data.labeled_responses import is_label
 from hybridflow.data.length_limits import check_left, cut_prompts, rows_within, tokens_to_read
+from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
 from hybridflow.data.tokenization import may_be_cut, prompt_token_ids
@@ -75,7 +77,9 @@ def load_prompts(
             _check_answers(columns["answer"], table, answer_functions)
         for check in row_checks:
             _check_rows(columns, table, check)
-        prompts = [as_conversation(prompt, config) for prompt in columns["prompt"]]
+        both = zip(columns["prompt"], openings(table, config), strict=True)
+        prompts = [as_conversation(prompt, config, opening) for prompt, opening in both]
+        warn_of_unused(prompts, table, config)
         limit = tokens_to_read(config.max_prompt_tokens, config, keeps_beginning=True)
         ids = prompt_token_ids(prompts, tokenizer, max_tokens=limit)
         batch = Batch.of(
@@ -97,7 +101,7 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
     """
     known = _format(table, prompt_key)
     prompts = table.column(prompt_key or known.prompt, key="data.prompt_key")
-    answer_name = answer_key or next((n for n in known.answers if _has(table, n) and not _is_label(table, n)), None)
+    answer_name = answer_key or next((n for n in known.answers if _has(table, n) and not is_label(table, n)), None)
     answers = table.column(answer_name, key="data.answer_key") if answer_name else [None] * len(table)
     if known.name in ("messages", "HH"):
         parted = [_before_last_reply(conversation) for conversation in prompts]
@@ -149,12 +153,6 @@ def _format(table: Table, prompt_key: str | None) -> Format:
 
 def _has(table: Table, name: str) -> bool:
     return name in table.columns or name.partition(".")[0] in table.columns
-
-
-def _is_label(table: Table, name: str) -> bool:
-    """Whether a column labels another column's responses as good or bad (KTO), and so holds no answers."""
-    labels = name == "label" and any(other in table.columns for other in COMPLETIONS)
-    return labels and all(isinstance(value, bool | int | float) and value in (0, 1) for value in table.columns[name])
 
 
 def _before_last_reply(conversation: object) -> tuple[object, object]:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.config.data import Data
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import ending_forks, load_callable, named_parameters
+from hybridflow.data.json_cells import with_parsed_cells
 from hybridflow.data.layouts import recognized
 from hybridflow.data.own_rows import is_ours, mapped, own_table, templated
 from hybridflow.data.sources import Source, Table, read_table
@@ -51,7 +52,7 @@ def prepared(table: Table, config: Data) -> Table:
         table = mapped(table, config.map)
     if config.prompt_template is not None and not is_ours(table.name):
         return templated(table, config.prompt_template)
-    return recognized(table, config.prompt_key)
+    return recognized(with_parsed_cells(table, config), config.prompt_key)
 
 
 def unselected(config: Data) -> Data:

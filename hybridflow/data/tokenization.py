@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.data.chat_template import rendered, rendered_prompt, with_limits
-from hybridflow.data.conversations import Prompt, Response, common_length
+from hybridflow.data.conversations import Prompt, Response, common_length, is_learned
 from hybridflow.errors import DataError
 from hybridflow.observability.slow_work import SlowWork
 
@@ -23,7 +23,8 @@ _CHARACTERS_PER_TOKEN = 32
 class PromptCompletion:
     """A prompt and the completion to learn; with an empty prompt the whole text is learned.
 
-    Of a completion in several turns only the assistant's turns are learned; the others are context.
+    Of a completion in several turns only the assistant's turns are learned, but not those with a weight of 0; the
+    others are context.
     """
 
     prompt: Prompt
@@ -194,10 +195,9 @@ def _pieces(row: PromptCompletion, tokenizer: PreTrainedTokenizerBase) -> list[s
         turns = [{**turns[0], "content": prompt[-1]["content"] + turns[0]["content"]}, *turns[1:]]
         first -= 1
     conversation = [*prompt[:first], *turns]
+    replies = [turn for turn in range(first, len(conversation)) if conversation[turn]["role"] == "assistant"]
     pieces, text = [], ""
-    for turn in range(first, len(conversation)):
-        if conversation[turn]["role"] != "assistant":
-            continue
+    for turn in [turn for turn in replies if is_learned(conversation[turn])] or replies:
         head = rendered_prompt(prompt if turn == first else conversation[:turn], tokenizer)
         whole = rendered(conversation[: turn + 1], tokenizer).rstrip()
         _check_prefix(text, head, turn, row)

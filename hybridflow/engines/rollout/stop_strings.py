@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase, TokenizersBackend
 from hybridflow.batch import Ragged
 from hybridflow.errors import ConfigError
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _INVALID_PREFIX = "Invalid prefix encountered"
 """Begins the message of an error of `DecodeStream`, after tokens that are not UTF-8."""
 
@@ -42,6 +43,7 @@ class StopSearch:
         self._stop = tuple(stop)
         self._overlap = max(map(len, stop)) - 1
         self._streams = [DecodeStream(ids=row.tolist(), skip_special_tokens=False) for row in prompts.rows()]
+        self._begun = [self._begun_text(row.tolist()) for row in prompts.rows()]
         self._ends_of_text = [""] * len(prompts)
         self._num_read = 0
         self._lengths: list[int | None] = [None] * len(prompts)
@@ -71,10 +73,18 @@ class StopSearch:
             self._ends_of_text[row] = text[-self._overlap :] if self._overlap else ""
         return None
 
+    def _begun_text(self, prompt: list[int]) -> str:
+        """The text of a prompt that ends inside a character, which `DecodeStream` returns with the rest of it."""
+        text = self._backend.decode(prompt, skip_special_tokens=False)
+        return text.rstrip(_REPLACEMENT) if text.endswith(_REPLACEMENT) else ""
+
     def _text(self, row: int, token: int) -> str:
         """The text that a token adds; empty while a character is incomplete."""
         try:
-            return self._streams[row].step(self._backend, token) or ""
+            text = self._streams[row].step(self._backend, token) or ""
+            if text and self._begun[row]:
+                text, self._begun[row] = text.removeprefix(self._begun[row]), ""
+            return text
         except Exception as error:  # the library raises no narrower class
             if not str(error).startswith(_INVALID_PREFIX):
                 raise

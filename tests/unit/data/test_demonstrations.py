@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -32,6 +34,28 @@ def parts(batch, tokenizer):
         ({"input": "1+1=", "output": "2"}, "<bos>1+1=", "2<eos>"),
         ({"instruction": "Add", "input": "1 1", "output": "2"}, "<bos>Add\n\n1 1", "2<eos>"),
         ({"instruction": "Wait", "input": "", "output": "2"}, "<bos>Wait", "2<eos>"),
+        ({"instruction": "double it", "input": 0, "output": 0}, "<bos>double it\n\n0", "0<eos>"),
+        ({"instruction": "Add", "input": "", "context": "1 1", "response": "2"}, "<bos>Add\n\n1 1", "2<eos>"),
+        ({"instruction": "Briefly.", "question": "1+1?", "output": "2"}, "<bos>Briefly.\n\n1+1?", "2<eos>"),
+        ({"instruction": "Add", "context": "1 1", "answer": "2"}, "<bos>Add\n\n1 1", "2<eos>"),
+        ({"problem": "1+1=", "solution": "1+1 is 2.", "answer": "2"}, "<bos>1+1=", "1+1 is 2.<eos>"),
+        ({"prompt": "1+1=", "completion": "1+1= 2"}, "<bos>1+1=", " 2<eos>"),
+        ({"prompt": "The cat", "completion": "The cats"}, "<bos>The cat", "The cats<eos>"),
+        ({"text": "Once", "data": ["a tag", "another"]}, "<bos>", "Once<eos>"),
+        ({"question": "How?", "answer": "So.", "data": ["a tag", "another"]}, "<bos>How?", "So.<eos>"),
+        ({"messages": json.dumps([USER, REPLY])}, CHAT, "yo]<eos>"),
+        ({"messages": str([USER, REPLY])}, CHAT, "yo]<eos>"),
+        (
+            {"conversations": json.dumps([{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}])},
+            CHAT,
+            "yo]<eos>",
+        ),
+        ({"messages": [USER, REPLY], "system": "Be brief"}, "[system:Be brief]<eos>" + CHAT, "yo]<eos>"),
+        (
+            {"prompt": [USER], "completion": [USER, REPLY], "system_prompt": "Be brief"},
+            "[system:Be brief]<eos>" + CHAT,
+            "yo]<eos>",
+        ),
         ({"prompt": "p", "chosen": " good", "rejected": " bad"}, "<bos>p", " good<eos>"),
         ({"chosen": DIALOGUE + " a", "rejected": DIALOGUE + " b"}, "<bos>" + DIALOGUE, " a<eos>"),
         ({"chosen": [USER, REPLY], "rejected": [USER]}, CHAT, "yo]<eos>"),
@@ -96,6 +120,41 @@ def test_the_log_says_which_part_of_conversations_and_texts_is_learned(tmp_path,
     caplog.set_level("INFO", logger="hybridflow")
     loaded(tmp_path / "a.jsonl", chat_tokenizer, rows)
     assert said in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [([{}, {"weight": 0}], ["[user:hi]<eos>[assistant:", "yo]<eos>"]),
+     ([{"weight": 0}, {"weight": 1}], ["[user:hi]<eos>[assistant:yo]<eos>[user:hi]<eos>[assistant:", "yo]<eos>"]),
+     ([{"train": False}, {}], ["[user:hi]<eos>[assistant:yo]<eos>[user:hi]<eos>[assistant:", "yo]<eos>"])],
+)  # fmt: skip
+@pytest.mark.parametrize("is_sharegpt", [False, True])
+def test_turns_without_a_weight_are_not_learned(tmp_path, chat_tokenizer, caplog, weights, said, is_sharegpt):
+    turns = [turn for more in weights for turn in (USER, REPLY | more)]
+    row = {"messages": turns}
+    if is_sharegpt:
+        names = {"role": "from", "content": "value"}
+        row = {"conversations": [{names.get(name, name): value for name, value in turn.items()} for turn in turns]}
+    none = {"messages": [USER, REPLY | {"weight": 0}]}
+    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [row] if is_sharegpt else [row, none])
+    assert parts(batch, chat_tokenizer) == [tuple(said)]
+    assert is_sharegpt or "leaves out 1 of 2 rows: no assistant turn has a weight (rows 2)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "completion": "c", "label": False}),
+        ({"prompt": "a", "output": "b", "kto_tag": 1}, {"prompt": "a", "output": "c", "kto_tag": 0}),
+        ({"messages": [USER, REPLY], "label": True}, {"messages": [USER, REPLY], "label": False}),
+    ],
+)
+def test_responses_that_are_labeled_as_bad_are_left_out(tmp_path, chat_tokenizer, caplog, good, bad):
+    batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [good, bad])
+    assert parts(batch, chat_tokenizer) == parts(loaded(tmp_path / "b.jsonl", chat_tokenizer, [good]), chat_tokenizer)
+    assert "leaves out 1 of 2 rows: the label says that the response is bad (rows 2)" in caplog.text
+    with pytest.raises(DataError, match=r"no usable rows: the label says that the response is bad \(1\)"):
+        loaded(tmp_path / "c.jsonl", chat_tokenizer, [bad])
 
 
 def test_keys_name_the_columns_that_are_not_known(tmp_path, tokenizer):

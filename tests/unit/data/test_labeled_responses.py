@@ -58,6 +58,13 @@ def test_conversations_may_repeat_the_prompt(tmp_path, chat_tokenizer, prompt, c
     assert texts(chat_tokenizer, batch.tokens("response_ids").rows())[0] == "yo]<eos>"
 
 
+def test_texts_that_repeat_their_prompts_are_cut_and_counted(tmp_path, tokenizer, caplog):
+    rows = [ROW | {"prompt": "1+1=", "completion": f"1+1={more}"} for more in (" 2", "")]
+    batch = loaded(tmp_path / "a.jsonl", tokenizer, [*rows, ROW | {"label": False}])
+    assert texts(tokenizer, batch.tokens("response_ids").rows()) == [" 2<eos>", "1+1=<eos>", "b<eos>"]
+    assert "1 of 3 responses begin with their prompt, which is cut off" in caplog.text
+
+
 def test_blank_completions_are_left_out_with_their_labels_and_counted(tmp_path, chat_tokenizer, caplog):
     silent = [{"role": "assistant", "content": None}]
     cells = (("a", " ", True), ("b", "x", False), ("c", "\n", True), ("d", silent, True), ("e", "y", True))

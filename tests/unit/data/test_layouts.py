@@ -102,14 +102,15 @@ def test_a_column_that_prompt_key_names_may_have_the_turns_of_sharegpt(tmp_path,
         ({"Body": "Two apples.", "Question": "How many?"}, "Question", "SVAMP"),
         ({"instruction": "Add", "input": "1 2", "output": "3"}, "instruction", "Alpaca"),
         ({"instruction": "Say yes", "input": "", "output": "yes"}, "instruction", None),
-        ({"Body": "Two apples.", "Question": "How many?", "whole": "a"}, "whole", None),
+        ({"Body": "Two apples.", "Question": "How many?", "whole": "Two apples. How many?"}, "whole", None),
     ],
 )
 def test_a_prompt_key_that_leaves_out_a_part_of_the_prompts_is_warned_of(
     tmp_path, chat_tokenizer, caplog, row, key, layout
 ):
     load_prompts([written(tmp_path / "a.jsonl", [row])], Data(prompt_key=key), chat_tokenizer)
-    assert (f"without it, the layout {layout} is recognized" in caplog.text) is (layout is not None)
+    assert (f"data.prompt_key=null (the layout {layout} is recognized)" in caplog.text) is (layout is not None)
+    assert ("look like parts of the prompt" in caplog.text) is (layout is not None)
 
 
 def test_a_reply_to_a_message_that_is_missing_is_an_error(tmp_path, chat_tokenizer):

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from hybridflow.config.data import Data, Truncation
@@ -24,6 +26,32 @@ def loaded(path, tokenizer, rows, *, load=load_preferences, **settings):
         ({"prompt": "1+1=", "chosen": 2, "rejected": 3}, "<bos>1+1=", "2<eos>", "3<eos>"),
         ({"question": "How?", "chosen": " So.", "rejected": " No."}, "<bos>How?", " So.<eos>", " No.<eos>"),
         ({"prompt": HH, "chosen": " yes", "rejected": " no"}, f"<bos>{HH}", " yes<eos>", " no<eos>"),
+        ({"prompt": HH, "chosen": HH + " yes", "rejected": HH + " no"}, f"<bos>{HH}", " yes<eos>", " no<eos>"),
+        ({"prompt": "1+", "chosen": "1+ 2", "rejected": "3"}, "<bos>1+", "1+ 2<eos>", "3<eos>"),
+        (
+            {"instruction": "Add", "context": "1 1", "chosen": "2", "rejected": "3"},
+            "<bos>Add\n\n1 1",
+            "2<eos>",
+            "3<eos>",
+        ),
+        (
+            {"prompt": json.dumps([USER]), "chosen": json.dumps([GOOD]), "rejected": json.dumps([BAD])},
+            CHAT,
+            "yo]<eos>",
+            "no]<eos>",
+        ),
+        (
+            {"chosen": [USER, GOOD], "rejected": [USER, BAD], "system": "s"},
+            "[system:s]<eos>" + CHAT,
+            "yo]<eos>",
+            "no]<eos>",
+        ),
+        (
+            {"prompt": "hi", "chosen": [USER, GOOD], "rejected": [USER, BAD], "system": "s"},
+            "[system:s]<eos>" + CHAT,
+            "yo]<eos>",
+            "no]<eos>",
+        ),
         ({"chosen": HH + " yes", "rejected": HH + " you"}, f"<bos>{HH}", " yes<eos>", " you<eos>"),
         ({"chosen": "It is blue.", "rejected": "It is bleak."}, "<bos>It is", " blue.<eos>", " bleak.<eos>"),
         ({"chosen": "1+1=12", "rejected": "1+1=13"}, "<bos>1+1=", "12<eos>", "13<eos>"),

@@ -1,3 +1,4 @@
+import json
 import logging
 
 import pytest
@@ -6,6 +7,7 @@ import torch
 from hybridflow.config.data import Data, Truncation
 from hybridflow.data import load_prompts
 from hybridflow.data.prompts import recognize_prompts
+from hybridflow.data.selection import prepared
 from hybridflow.data.sources import Table
 from hybridflow.errors import DataError
 from hybridflow.rewards.factory import row_checks
@@ -45,6 +47,65 @@ def test_formats_of_other_systems_are_known_by_their_columns(caplog, columns, fo
     found = recognize_prompts(table(**columns))
     assert (found["prompt"], found["answer"], found["data_source"]) == ([prompt], [answer], ["data"])
     assert f"data=data.jsonl rows=1 format={format} prompt=" in caplog.text
+
+
+MMLU = {"question": "2+2?", "choices": ["1", "4"], "answer": 1}
+PIRATE = {"question": "hi", "system_prompt": "Be a pirate", "history": [["a", "b"]]}
+ARC = {"question": "Which is red?", "choices": {"text": ["sky", "sun"], "label": ["A", "B"]}}
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "unused", "way"),
+    [
+        (MMLU, {}, "choices", "set data.map=FILE:FUNCTION"),
+        (MMLU | {"question": "2+2? A. 1 B. 4"}, {}, None, ""),
+        (ARC, {}, "choices", "data.map"),
+        ({"question": "is it?", "passage": "It  is.", "answer": True}, {}, "passage",
+         "data.prompt_template='... {passage} ...'"),
+        ({"question": "It is. Is it?", "passage": "It  is."}, {}, None, ""),
+        ({"question": "is it?", "passage": "It is."}, {"prompt_template": "{passage}"}, None, ""),
+        ({"prompt": USER, "tools": "[]"}, {}, None, ""),
+        ({"prompt": USER, "tools": [{"name": "add"}], "images": [b"0"]}, {}, "tools,images", "data.map"),
+        (PIRATE, {}, "system_prompt,history", "data.as_chat=true (for system messages and history)"),
+        (PIRATE, {"as_chat": True}, None, ""),
+        (PIRATE | {"history": "ab"}, {"as_chat": True}, "history", "data.map"),
+        ({"prompt": "sum 1 2", "instruction": "sum", "input": "1 2"}, {}, None, ""),
+    ],
+)  # fmt: skip
+def test_columns_that_look_like_parts_of_a_prompt_and_are_not_used_are_told(
+    chat_tokenizer, caplog, row, settings, unused, way
+):
+    source = table(**{name: [cell] for name, cell in row.items()})
+    load_prompts([prepared(source, config := Data(**settings))], config, chat_tokenizer)
+    found = [message for message in caplog.messages if "look like parts of the prompt" in message]
+    assert len(found) == (unused is not None)
+    assert not found or (f"columns={unused} look" in found[0] and way in found[0])
+
+
+def test_system_messages_and_history_in_columns_of_their_own_come_before_a_conversation(tokenizer, chat_tokenizer):
+    columns = {"system": ["Be brief", None, "Be brief"], "history": [[["a", "b"]], None, [["a", "b"]]]}
+    system, own = {"role": "system", "content": "Be brief"}, {"role": "system", "content": "Own"}
+    before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    prompts = [USER, USER, [own, *USER, REPLY, *USER]]
+    batch = load_prompts([table(prompt=prompts, **columns)], Data(), chat_tokenizer)
+    assert batch.object("prompt") == [[system, *before, *USER], USER, prompts[2]]
+    batch = load_prompts([table(prompt=["hi"] * 3, **columns)], Data(as_chat=True), chat_tokenizer)
+    assert batch.object("prompt") == [[system, *before, *USER], USER, [system, *before, *USER]]
+
+
+def test_messages_and_objects_that_are_written_as_json_text_are_parsed(caplog):
+    caplog.set_level(logging.INFO, logger="hybridflow")
+    source = table(prompt=[json.dumps(USER), "[1] and {"], reward_model=[json.dumps({"ground_truth": "7"})] * 2)
+    found = recognize_prompts(prepared(source, Data()))
+    assert (found["prompt"], found["answer"]) == ([USER, "[1] and {"], ["7", "7"])
+    assert "columns=prompt,reward_model hold JSON as text, which is parsed" in caplog.text
+    found = recognize_prompts(prepared(table(q=["a"], meta=['{"gold": 3}']), config := Data(answer_key="meta.gold")),
+                              prompt_key="q", answer_key=config.answer_key)  # fmt: skip
+    assert found["answer"] == [3]
+    broken = table(prompt=["p", "[{'content': 'hi', 'role': 'user'}\n {'content': 'yo', 'role': 'assistant'}]"])
+    with pytest.raises(DataError, match=r"Row 2 of 'data.jsonl' .*column 'prompt'.*cannot be parsed.*json\.dumps"):
+        prepared(broken, Data())
+    assert prepared(broken, Data(prompt_template="{prompt}")).columns["prompt"] == broken.columns["prompt"]
 
 
 def test_every_other_column_is_kept_under_its_own_name(caplog):

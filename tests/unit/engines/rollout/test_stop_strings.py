@@ -51,6 +51,14 @@ def test_the_token_that_completes_a_stop_string_is_found_however_the_tokens_arri
     assert search.lengths(99).tolist() == [99, length or 99]
 
 
+def test_the_text_of_a_prompt_that_ends_inside_a_character_is_not_searched(by_bytes):
+    prompt, response = by_bytes("end ü")["input_ids"], by_bytes(" and end")["input_ids"]
+    search = StopSearch(by_bytes, ["end"], Ragged.from_rows([prompt[:-1]], torch.int64))
+    ids = torch.tensor([[prompt[-1], *response]])
+    assert not search.read(torch.tensor([0]), ids, ids.shape[1]).item()
+    assert search.lengths(0).tolist() == [ids.shape[1]]
+
+
 def test_bytes_that_are_no_text_do_not_end_the_search(by_bytes):
     wrong = [by_bytes.convert_tokens_to_ids(letter) for letter in sorted(ByteLevel.alphabet())][128:250]
     ids = torch.tensor([[*wrong, *reversed(wrong), *by_bytes("stop")["input_ids"]]])

@@ -54,7 +54,7 @@ def load_labeled(
 def is_label(table: Table, name: str) -> bool:
     """Whether a column labels the responses of a table as good or bad (KTO), and so holds no answers.
 
-    Beside conversations, 0 and 1 may mean anything else.
+    With conversations, 0 and 1 may mean anything else.
     """
     kinds = bool | int | float if table.first(COMPLETIONS) else bool
     has_responses = table.first((*COMPLETIONS, "messages")) is not None

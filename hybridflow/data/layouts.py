@@ -87,7 +87,7 @@ def _message(turn: object) -> object:
 
 
 _OTHER_FORMS = (*PROMPTS, "raw_prompt", "messages", "text", "chosen")
-"""Columns beside which `data` is not a dialogue."""
+"""Columns with which `data` is not a dialogue."""
 
 
 def _ultrachat(table: Table) -> Table:

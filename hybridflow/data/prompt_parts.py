@@ -1,4 +1,4 @@
-"""Columns beside the prompt that belong to it: system messages and earlier turns; and a warning of unused ones."""
+"""Columns of their own for parts of a prompt: system messages and earlier turns; and a warning of unused ones."""
 
 import logging
 from collections.abc import Sequence

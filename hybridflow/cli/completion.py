@@ -18,7 +18,7 @@ from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS
 from hybridflow.config.directory import config_directory
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.launch.compose.presets import GROUPS, presets
-from hybridflow.launch.compose.trainers import PURPOSES, RUN, SUFFIXES, command_words
+from hybridflow.launch.compose.trainers import JOBS, PURPOSES, RUN, SUFFIXES, command_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,8 @@ compdef _hybridflow hybridflow
 }
 """The functions to load into a shell."""
 
-_OPTIONS = ("--help", "--dry-run", "--multirun", "--cfg", "--config-name", "--config-dir")
+_OPTIONS = ("--help", "--dry-run", "--multirun", "--jobs", "--cfg", "--config-name", "--config-dir")
+_CHOICES: Mapping[str, Sequence[str]] = {"--cfg": ("job",), "--jobs": JOBS}
 _TAKE_SETTINGS = ("show", "evaluate", "generate")
 _BREAKS = "=:"
 """Characters at which bash begins a new word; it inserts only what follows the last of them."""
@@ -101,8 +102,8 @@ def completed(words: Sequence[str], commands: Collection[str]) -> list[str]:
         return [*SCRIPTS] if before[0] == "completion" else _paths(word)
     if word.startswith("-"):
         return [] if before[0] in commands else [option for option in _OPTIONS if option.startswith(word)]
-    if before[-1] == "--cfg":
-        return ["job"]
+    if before[-1] in _CHOICES:
+        return [choice for choice in _CHOICES[before[-1]] if choice.startswith(word)]
     if before[-1].startswith("--config-"):
         return _paths(word)
     key, equals, value = word.partition("=")

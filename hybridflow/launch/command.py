@@ -5,15 +5,13 @@ Slow imports are inside functions, so that a signal ends the process with one li
 
 import logging
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING
 
+from hybridflow.launch.signals import on_signals
 from hybridflow.process import frozen, uncollected
 
 if TYPE_CHECKING:
@@ -23,15 +21,24 @@ if TYPE_CHECKING:
     from hybridflow.launch.compose.command_line import CommandLine
     from hybridflow.launch.compose.compose import Composed
 
+    OnComposed = Callable[[Composed], None]
+
 _BEFORE_THE_RUN = "interrupted  before the run began"
 _INTERRUPTED = "\n[bold yellow]interrupted[/]  {}"
 
 
-def run_command(argv: Sequence[str] | None = None, *, command: str, program: str | None = None) -> int:
+def run_command(
+    argv: Sequence[str] | None = None,
+    *,
+    command: str,
+    program: str | None = None,
+    on_composed: "OnComposed" = lambda composed: None,
+) -> int:
     """Runs a training command, such as `ppo`, `grpo` or `run`, and returns its exit status.
 
     0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP. A run begins once its
-    roles have started and hold their weights, before its first evaluation or step.
+    roles have started and hold their weights, before its first evaluation or step. `on_composed` is called with the
+    configuration of the run before it is started or examined, and may raise `HybridflowError`.
     """
     with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.elastic.stopping import Stop
@@ -54,17 +61,16 @@ def run_command(argv: Sequence[str] | None = None, *, command: str, program: str
                 sys.stdout.write(help_as_typed(flags, program=program))
                 return 0
             if flags.multirun:
-                with ended_by_signals(_BEFORE_THE_RUN):
-                    from hybridflow.launch.multirun import run_sweep
-                return run_sweep(flags, console)
+                return _sweep(flags, console)
             if flags.dry_run:
-                return _dry_run(flags, console)
+                return _dry_run(flags, console, on_composed)
             named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
             composed, _ = checked_composition(flags.typed(), **named)
             if flags.cfg:
                 sys.stdout.write(config_text(composed))
                 return 0
             check_builds()
+            on_composed(composed)
             return _run(composed, console, stop)
         except HybridflowError as error:
             say_failure(console, error)
@@ -74,7 +80,7 @@ def run_command(argv: Sequence[str] | None = None, *, command: str, program: str
             return stop.status
 
 
-def _dry_run(flags: "CommandLine", console: "Console") -> int:
+def _dry_run(flags: "CommandLine", console: "Console", on_composed: "OnComposed") -> int:
     """Prints all problems and the roles; 2 if there is a problem.
 
     Problems of settings alone come first, before a large library is imported. If everything typed is among them, the
@@ -92,6 +98,7 @@ def _dry_run(flags: "CommandLine", console: "Console") -> int:
     with faults.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
         composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
+        on_composed(composed)
     say_problems(console, faults.found)
     wrong = {key for error in faults.found for key in (error.key, *error.among)} - {"model.path"}  # it implies no task
     is_all_wrong = composed is not None and composed.user_keys <= wrong
@@ -109,6 +116,21 @@ def _dry_run(flags: "CommandLine", console: "Console") -> int:
     warnings = f", {warned} warning{'s' * (warned != 1)}" if warned else ""
     console.print(Text.assemble(verdict, f"{warnings}; nothing was started"))
     return 2 if count else 0
+
+
+def _sweep(flags: "CommandLine", console: "Console") -> int:
+    with ended_by_signals(_BEFORE_THE_RUN):
+        from hybridflow.launch.multirun import OneAfterAnother, run_sweep
+
+        executor = OneAfterAnother()
+        if flags.jobs == "ray":
+            from hybridflow.launch.sweep_jobs import RayJobs
+
+            executor = RayJobs()
+    try:
+        return run_sweep(flags, console, executor)
+    finally:
+        executor.close()
 
 
 def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
@@ -175,22 +197,12 @@ def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
 
     Libraries catch or change exceptions that are raised while they are imported. No garbage is collected meanwhile.
     The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
-    Does nothing in a thread other than the main one; a signal that is ignored (SIGHUP under nohup) stays ignored.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    if threading.current_thread() is not threading.main_thread():
-        numbers = ()
-    end = partial(_end, line)
-    before = {n: signal.signal(n, end) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
-    try:
-        with uncollected():
-            yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with on_signals(partial(_end, line)), uncollected():
+        yield
 
 
-def _end(line: str, number: int, frame: FrameType | None) -> None:
+def _end(line: str, number: int) -> None:
     with suppress(OSError):  # the reader may be gone
         os.write(2, f"\n{line}\n".encode())
     os._exit(128 + number)

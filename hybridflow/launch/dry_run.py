@@ -54,17 +54,18 @@ def say_examined(found: Examination | None, faults: Faults, console: Console, *,
         console.print(f"The run {found.start}.", soft_wrap=True)
 
 
-def examine(composed: Composed, faults: Faults, *, has_layout: bool) -> Examination:
+def examine(composed: Composed, faults: Faults, *, has_layout: bool, device: str | None = None) -> Examination:
     """Adds the problems of the plan, the models, the data and the functions to `faults`; starts nothing.
 
-    `has_layout`: the roles fit on the devices. Otherwise there is no plan.
+    `has_layout`: the roles fit on the devices. Otherwise there is no plan. `device` is `cpu` or `cuda`, by default what
+    `trainer.device` chooses here.
     """
     # A setting with an error was left out, so that its value is not the user's.
     composed = replace(composed, user_keys=composed.user_keys - {error.key for error in faults.found})
     plan, data, start = None, None, None
     has_dataflow = all(error.key != "dataflow" for error in faults.found)
     with faults.caught():
-        plan = checked_plan(composed, faults) if has_layout and has_dataflow else None
+        plan = checked_plan(composed, faults, device=device) if has_layout and has_dataflow else None
     if plan is None:
         _check_unplanned(composed.config, faults, has_dataflow=has_dataflow)
     else:

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +14,9 @@ from hybridflow.config.section import ORIGIN, leaves
 from hybridflow.elastic.export import checkpoint_of, export_model
 from hybridflow.elastic.manifest import MANIFEST
 from hybridflow.engines.training.state_files import MODEL_DIRECTORY
-from hybridflow.errors import CheckpointError, ConfigError, HybridflowError, ResourceError
+from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 from hybridflow.launch.command import run_command
-from hybridflow.launch.compose.command_line import parse_command_line
-from hybridflow.launch.compose.compose import Composed, compose_run
-from hybridflow.launch.compose.trainers import known_command
+from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.run_directory import CONFIG_FILE
 from hybridflow.observability.jsonlines import Json, read_rows
 from hybridflow.observability.trackers.jsonl import SAMPLES_FILE
@@ -108,14 +106,15 @@ def evaluate(
         lines = (f"{json.dumps(key)}: {json.dumps(value)}{origin}\n" for key, value in content.items())
         file.write_text("".join(lines), encoding="utf-8")
         argv = [str(file), *(_in_full(text) for text in overrides)]
-        composed = None
-        with suppress(HybridflowError):  # the command itself reports it
-            flags = parse_command_line(argv, program=command, command=known_command("ppo"))
-            composed = compose_run(flags.typed(), config_name="ppo")
-        if composed is not None:
+        argv += ["--dry-run"] if dry_run else []
+        found: list[Path] = []
+
+        def look(composed: Composed) -> None:
             check(composed)
-        status = run_command([*argv, *(["--dry-run"] if dry_run else [])], command="ppo")
-        return Evaluated(status, None if composed is None else run_dir(composed.config))
+            found.append(run_dir(composed.config))
+
+        status = run_command(argv, command="ppo", on_composed=look)
+        return Evaluated(status, found[0] if found else None)
 
 
 def evaluated_rows(directory: Path) -> Iterator[dict[str, Json]]:

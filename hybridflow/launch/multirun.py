@@ -1,116 +1,118 @@
-"""`--multirun`: a sweep, one run per combination of values, one after another, and a table of their results."""
+"""`--multirun`: a sweep, one run per combination of values, all checked first, and a table of their results."""
 
-import csv
 import logging
 import os
-import shlex
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
 
 from hybridflow.config.derived import run_dir
-from hybridflow.errors import ConfigError, Faults, HybridflowError
+from hybridflow.errors import ConfigError, Faults
 from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.command_line import CommandLine, parse_command_line
 from hybridflow.launch.compose.compose import Composed, compose_run
-from hybridflow.launch.compose.sweep import Combination, combinations, quoted, short_keys
+from hybridflow.launch.compose.sweep import Combination, combinations, quoted
 from hybridflow.launch.compose.trainers import PURPOSES, known_command, shown_name
 from hybridflow.launch.dry_run import examine
 from hybridflow.launch.messages import from_here, say_problems, say_warnings
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.run_directory import CONFIG_FILE
-from hybridflow.observability import formatting
-from hybridflow.observability.jsonlines import read_rows
+from hybridflow.launch.signals import on_signals
+from hybridflow.launch.sweep_results import DONE, FAILED, INTERRUPTED, Results, SweptRun
 from hybridflow.observability.logs import configure_logging
-from hybridflow.observability.progress import eval_label
-from hybridflow.observability.trackers.jsonl import METRICS_FILE
-
-RESULTS_FILE = "results.csv"
 
 _RUN_DIR = "trainer.run_dir"
-_SCORES = ("critic/score/mean", "train/loss")
-_DONE, _FAILED, _INTERRUPTED, _NOT_STARTED = "done", "failed", "interrupted", "not started"
-_LAST = ("score", "loss", "seconds", "directory", "settings")
-"""The columns that come last, in this order."""
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-Row = dict[str, str]
-"""A line of the table: its settings, status, evaluation, score, seconds, directory and all settings as typed."""
 
 
-@dataclass(frozen=True)
-class SweptRun:
-    """One run of a sweep: its combination, its directory, and the words of its command."""
+class Executor(Protocol):
+    """Executes the runs of a sweep, once all of them are checked."""
 
-    combination: Combination
-    run_dir: Path
-    words: tuple[str, ...]
+    def device(self, composed: Composed) -> str | None:
+        """The device on which a run will be executed; None if the plan of the run finds it on this machine."""
+        ...
 
-    @property
-    def settings(self) -> str:
-        """The words as a shell takes them; a run that is done is done again only if they change."""
-        return shlex.join(self.words)
+    def execute(self, runs: Sequence[SweptRun], results: Results, console: Console) -> int | None:
+        """Executes the runs that are not done; returns the number of the signal that stopped the sweep."""
+        ...
+
+    def close(self) -> None:
+        """Releases what it holds."""
+        ...
 
 
-def run_sweep(flags: CommandLine, console: Console) -> int:
+def run_sweep(flags: CommandLine, console: Console, executor: Executor) -> int:
     """Checks all runs of a sweep, then executes those that are not done; returns the exit status of the command.
 
     0 if all are done, 1 if one failed (the others are run), 2 if a run cannot begin (none is), 128 + the number of the
     signal that stopped the sweep.
     """
     faults = Faults(collects=True)
-    runs = _planned(flags, faults)
-    is_sound = _check(runs, faults, console)
+    runs = _checked(_planned(flags, faults), faults, console, executor)
+    is_sound = not faults.found
     if flags.dry_run or not is_sound:
         for run in runs if is_sound else []:
-            console.print(Text(f"  {run.combination.name}  {from_here(run.run_dir)}"), soft_wrap=True)
+            console.print(Text(f"  {run.name}  {from_here(run.run_dir)}"), soft_wrap=True)
         verdict = f"{len(runs)} runs, no errors found" if is_sound else f"{len(faults.found)} problems"
         console.print(Text(f"{verdict}; nothing was started", "bold green" if is_sound else "bold red"))
         return 0 if is_sound else 2
-    return _execute(runs, console)
-
-
-def _execute(runs: Sequence[SweptRun], console: Console) -> int:
-    """Executes the runs that are not done, and prints the table, also when a signal stops the sweep."""
-    directory = runs[0].run_dir.parent
-    directory.mkdir(parents=True, exist_ok=True)
-    file, stopped = directory / RESULTS_FILE, None
-    done = {row["settings"]: row for row in _read(file) if row["status"] == _DONE}
-    rows = [done.get(run.settings) or _row(run, _NOT_STARTED) for run in runs]
-    for place, run in enumerate(runs):
-        is_done = rows[place]["status"] == _DONE
-        head = (f"run {place + 1} of {len(runs)}", "bold")
-        console.print(Text.assemble(head, f"  {run.combination.name}{'  is done' if is_done else ''}"), soft_wrap=True)
-        if not is_done:
-            rows[place], stopped = _executed(run)
-            _write(file, rows)
-        if stopped is not None:
-            break
-    _write(file, rows)
-    sys.stdout.write("\n".join(table_lines(rows)) + "\n")
+    results = Results(runs)
+    stopped = executor.execute(runs, results, console)
+    sys.stdout.write("\n".join(results.table_lines()) + "\n")
     sys.stdout.flush()
-    console.print(f"  results     {from_here(file)}", soft_wrap=True)
+    console.print(f"  results     {from_here(results.file)}", soft_wrap=True)
     if stopped is not None:
         return 128 + stopped
-    return 0 if all(row["status"] == _DONE for row in rows) else 1
+    return 1 if results.left else 0
 
 
-def table_lines(rows: Sequence[Row]) -> list[str]:
-    """The results as aligned columns, without the settings that all runs share."""
-    shown = [name for name in _columns(rows) if name != "settings"]
-    return formatting.columns(
-        [[*map(eval_label, shown)], *([_cell(row.get(name, "")) for name in shown] for row in rows)]
-    )
+class OneAfterAnother:
+    """Executes the runs of a sweep on this machine, each in a process of its own."""
+
+    def device(self, composed: Composed) -> str | None:
+        """Found by the plan."""
+        return None
+
+    def execute(self, runs: Sequence[SweptRun], results: Results, console: Console) -> int | None:
+        """Executes the runs that are not done; returns the number of the signal that stopped the sweep."""
+        for place, run in enumerate(runs):
+            is_done = place not in results.left
+            head = (f"run {place + 1} of {len(runs)}", "bold")
+            console.print(Text.assemble(head, f"  {run.name}{'  is done' if is_done else ''}"), soft_wrap=True)
+            if not is_done and (stopped := _execute(place, run, results)) is not None:
+                return stopped
+        return None
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _execute(place: int, run: SweptRun, results: Results) -> int | None:
+    """Executes a run and records its results; returns the signal that stopped it.
+
+    A signal is passed on, and the run ends on its own. From a terminal, the run has received it as well, and takes two
+    within a second as one.
+    """
+    started, received = time.monotonic(), []
+    process = subprocess.Popen([sys.executable, "-m", "hybridflow", *run.words])
+
+    def forward(number: int) -> None:
+        received.append(number)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+    with on_signals(forward):
+        status = process.wait()
+    how = DONE if status == 0 else INTERRUPTED if received else FAILED
+    results.record(place, how, time.monotonic() - started)
+    return received[0] if received else None
 
 
 def _planned(flags: CommandLine, faults: Faults) -> list[SweptRun]:
@@ -148,16 +150,17 @@ def _planned_run(flags: CommandLine, combination: Combination, directory: Path) 
     return SweptRun(combination, directory, tuple(words))
 
 
-def _check(runs: Sequence[SweptRun], faults: Faults, console: Console) -> bool:
-    """Checks every run as `--dry-run` does, and prints each problem once, with the runs that have it."""
+def _checked(runs: Sequence[SweptRun], faults: Faults, console: Console, executor: Executor) -> list[SweptRun]:
+    """The runs with their plans, checked as `--dry-run` does; prints each problem once, with the runs that have it."""
     configure_logging(None, logging.ERROR)
     where: dict[str, list[str]] = {}
+    checked: list[SweptRun] = []
     for run in runs:
         own = Faults(collects=True)
         with own.caught():
-            _examine(run, own)
+            checked.append(replace(run, plan=_plan(run, own, executor)))
         for problem in own.found:
-            where.setdefault(problem.message, []).append(run.combination.name)
+            where.setdefault(problem.message, []).append(run.name)
         faults.add(*own.found, *own.warnings)
     for place, problem in enumerate(faults.found):
         say_problems(console, faults.found[: place + 1], begin=place)
@@ -165,7 +168,7 @@ def _check(runs: Sequence[SweptRun], faults: Faults, console: Console) -> bool:
         if names and len(names) < len(runs):
             console.print(Text(f"In {len(names)} of {len(runs)} runs: {_described(names, runs)}"), soft_wrap=True)
     say_warnings(console, faults.warnings)
-    return not faults.found
+    return checked
 
 
 def _described(names: Sequence[str], runs: Sequence[SweptRun]) -> str:
@@ -173,103 +176,23 @@ def _described(names: Sequence[str], runs: Sequence[SweptRun]) -> str:
     for key in runs[0].combination.values:
         by_value: dict[str, list[str]] = {}
         for run in runs:
-            by_value.setdefault(f"{key}={run.combination.values[key]}", []).append(run.combination.name)
+            by_value.setdefault(f"{key}={run.combination.values[key]}", []).append(run.name)
         if found := [value for value, those in by_value.items() if those == list(names)]:
             return f"those with {found[0]}"
     return "; ".join(names)
 
 
-def _examine(run: SweptRun, faults: Faults) -> None:
+def _plan(run: SweptRun, faults: Faults, executor: Executor) -> RunPlan | None:
+    """The plan of a run without problems."""
     command, *words = run.words
     flags = parse_command_line(words, program=f"hybridflow {command}", command=known_command(command))
     named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
     composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
-    if has_layout and not faults.found:
-        examine(composed, faults, has_layout=has_layout)
+    if not has_layout or faults.found:
+        return None
+    return examine(composed, faults, has_layout=has_layout, device=executor.device(composed)).plan
 
 
 def _composed(flags: CommandLine, faults: Faults) -> Composed:
     typed = flags.typed(faults)
     return compose_run(typed, config_name=flags.config_name, config_dir=flags.config_dir, faults=faults)
-
-
-def _executed(run: SweptRun) -> tuple[Row, int | None]:
-    """Executes a run in a process of its own; returns its results, and the signal that stopped the sweep."""
-    started = time.monotonic()
-    process = subprocess.Popen([sys.executable, "-m", "hybridflow", *run.words])
-    with _forwarded_to(process) as received:
-        status = process.wait()
-    how = _DONE if status == 0 else _FAILED
-    if received:
-        how = _INTERRUPTED if status else _DONE
-    return _row(run, how, time.monotonic() - started), received[0] if received else None
-
-
-@contextmanager
-def _forwarded_to(process: subprocess.Popen) -> Iterator[list[int]]:
-    """Passes signals on to a process, which ends on its own; yields the list of their numbers.
-
-    From a terminal, the process has received them as well, and takes two within a second as one.
-    """
-    received: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
-
-    numbers = _SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    before = {n: signal.signal(n, forward) for n in numbers if signal.getsignal(n) is not signal.SIG_IGN}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _row(run: SweptRun, status: str, seconds: float | None = None) -> Row:
-    names = short_keys(list(run.combination.values))
-    row = {names[key]: value for key, value in run.combination.values.items()} | {"status": status}
-    metrics = _last_metrics(run.run_dir) if seconds is not None else {}
-    row |= {name: str(value) for name, value in metrics.items() if name.startswith("val-core/")}
-    score = next((name for name in _SCORES if name in metrics), None)
-    row |= {} if score is None else {"score" if "score" in score else "loss": str(metrics[score])}
-    row |= {} if seconds is None else {"seconds": f"{seconds:.1f}"}
-    return row | {"directory": str(from_here(run.run_dir)), "settings": run.settings}
-
-
-def _last_metrics(directory: Path) -> Mapping[str, float]:
-    """The last value of each metric; empty for a run that has logged nothing."""
-    found: dict[str, float] = {}
-    with suppress(OSError, HybridflowError):
-        for _, row in read_rows(directory / METRICS_FILE):
-            found |= {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
-    return found
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    return sorted(names, key=lambda name: _LAST.index(name) if name in _LAST else -1)
-
-
-def _cell(text: str) -> str:
-    try:
-        return formatting.short(float(text)) if "." in text or "e" in text else text
-    except ValueError:
-        return text
-
-
-def _read(file: Path) -> list[Row]:
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as lines:
-        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(lines)]
-
-
-def _write(file: Path, rows: Sequence[Row]) -> None:
-    partial = file.with_name(f".{file.name}.partial")
-    with partial.open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, _columns(rows))
-        writer.writeheader()
-        writer.writerows(rows)
-    partial.replace(file)

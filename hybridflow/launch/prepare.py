@@ -49,9 +49,9 @@ def prepare(composed: Composed) -> Prepared:
     return Prepared(plan, data, earlier.directory, checkpoint, inputs, earlier)
 
 
-def checked_plan(composed: Composed, faults: Faults = STRICT) -> RunPlan:
-    """The plan of a run, checked by all rules that need no data."""
-    plan = plan_run(composed, faults)
+def checked_plan(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
+    """The plan of a run, checked by all rules that need no data; `device` as in `plan_run`."""
+    plan = plan_run(composed, faults, device=device)
     faults.check(PLAN_RULES, plan)
     if composed.config.trainer.epochs is None:
         faults.check(LENGTH_RULES, plan)

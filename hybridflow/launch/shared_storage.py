@@ -4,16 +4,13 @@ The driver writes a token into the run's directory; a process of each device rea
 reads that. The same processes look for the models and the checkpoint that the run reads, and adopt the user's code.
 """
 
-import os
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from hybridflow.config.absolute_paths import model_directories
 from hybridflow.config.carried_code import imported_user_files, keep_code
+from hybridflow.config.storage_token import read_back, written_token
 from hybridflow.controller.backends import Backend
 from hybridflow.controller.futures import wait
 from hybridflow.controller.resource_pool import ResourcePool
@@ -23,15 +20,7 @@ from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.parallel.file_records import in_threads
-from hybridflow.workers.storage_check import (
-    TOKEN_FILE,
-    Expected,
-    Sizes,
-    StorageCheck,
-    StorageReport,
-    read_back,
-    sizes_of,
-)
+from hybridflow.workers.storage_check import Expected, Sizes, StorageCheck, StorageReport, sizes_of
 
 CODE_FOLDER = "code"
 """Below the run's directory: the Python files that define the user's functions."""
@@ -62,7 +51,7 @@ def meet_nodes(
     code = run_dir / CODE_FOLDER
     with write_aside(code) as partial:
         keep_code(imported_user_files(), partial)
-    with _meeting(run_dir) as (meeting, token):
+    with written_token(run_dir) as (meeting, token):
         expected = Expected(meeting, token, read, code, Path.cwd())
         groups = [WorkerGroup(StorageCheck, pool, backend, role=role) for role, pool in pools.items()]
         checks = [group.check(expected) for group in groups]
@@ -71,22 +60,6 @@ def meet_nodes(
         problems = _problems(reports, meeting, token)
     if problems:
         raise _unseen(problems, run_dir, read)
-
-
-@contextmanager
-def _meeting(run_dir: Path) -> Iterator[tuple[Path, str]]:
-    """A temporary directory in the run directory with a file that holds a token; yields the directory and the token."""
-    token = secrets.token_hex(16)
-    meeting = run_dir / f".meeting-{token[:8]}"
-    meeting.mkdir()
-    try:
-        with (meeting / TOKEN_FILE).open("w") as file:
-            file.write(token)
-            file.flush()
-            os.fsync(file.fileno())
-        yield meeting, token
-    finally:
-        shutil.rmtree(meeting, ignore_errors=True)
 
 
 def _problems(reports: Sequence[StorageReport], meeting: Path, token: str) -> list[tuple[str, str, str]]:

@@ -26,10 +26,7 @@ def start_roles(
 
     So is the reference of a policy with a LoRA adapter. `meet` is called before the first role is started.
     """
-    pools = {
-        name: ResourcePool(name, size, device=device, block=_block([role for role in roles if role.pool == name]))
-        for name, size in pool_sizes.items()
-    }
+    pools = resource_pools(roles, pool_sizes, device=device)
     if meet is not None:
         role_in = {role.pool: role.name for role in reversed(roles) if role.view_of is None}
         meet({role: pools[pool] for pool, role in role_in.items()})
@@ -55,6 +52,14 @@ def start_roles(
     elif ACTOR in groups:
         groups[ROLLOUT] = groups[ACTOR].view(ROLLOUT)
     return groups
+
+
+def resource_pools(roles: Sequence[RoleSpec], pool_sizes: Mapping[str, int], *, device: str) -> dict[str, ResourcePool]:
+    """The pools of the planned roles, each in blocks of which none should span two nodes."""
+    return {
+        name: ResourcePool(name, size, device=device, block=_block([role for role in roles if role.pool == name]))
+        for name, size in pool_sizes.items()
+    }
 
 
 def _block(roles: Sequence[RoleSpec]) -> int:

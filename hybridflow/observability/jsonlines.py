@@ -13,6 +13,8 @@ from hybridflow.observability.full_disk import why_full
 
 logger = logging.getLogger(__name__)
 
+_TAIL_BYTES = 1 << 16
+
 Json = str | int | float | bool | list[int] | None
 
 
@@ -97,6 +99,17 @@ def rows_by_step(path: Path) -> dict[int, dict[str, Json]]:
     for step, row in read_rows(path):
         found.setdefault(step, {}).update(row)
     return dict(sorted(found.items()))
+
+
+def last_row(path: Path) -> tuple[int, dict[str, Json]] | None:
+    """The step and the object of the last complete line near the end of a file; None without one."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+    except OSError:
+        return None
+    return next(filter(None, (_parsed(line) for line in reversed(lines) if line.endswith(b"\n"))), None)
 
 
 def set_aside(path: Path) -> Path | None:

@@ -60,7 +60,7 @@ class Progress:
         """`start_step`: steps done before this process started (a resumed run)."""
         self.console = console or error_console()
         self._state = ProgressState(total_steps=total_steps, step=start_step)
-        self._is_live = _is_live_terminal(self.console) if is_live is None else is_live
+        self._is_live = is_live_terminal(self.console) if is_live is None else is_live
         self._clock = clock
         self._live: Live | None = None
         self._is_shown = False
@@ -216,7 +216,7 @@ def _evaluations(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name.startswith("val-core/")}
 
 
-def _is_live_terminal(console: Console) -> bool:
+def is_live_terminal(console: Console) -> bool:
     """Whether the line can be redrawn: not in a file, a notebook, a dumb terminal or a CI that forces color."""
     return console.is_terminal and not console.is_dumb_terminal and not console.is_jupyter and console.file.isatty()
 

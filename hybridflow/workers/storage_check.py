@@ -1,19 +1,15 @@
 """A check of the storage that all nodes must share, in each process of a run before anything else starts."""
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.config.carried_code import use_code
+from hybridflow.config.storage_token import TOKEN_FILE, read_back
 from hybridflow.controller.protocols import BROADCAST
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker
-
-TOKEN_FILE = "driver"
-PATIENCE_SECONDS = 5.0
-"""The time within which a file written on another node must become visible."""
 
 Sizes = Mapping[str, int]
 """Names of the files in a directory, and their sizes in bytes."""
@@ -84,20 +80,6 @@ def missing_from(directory: Path, sizes: Sizes) -> str | None:
         if here.get(name) != size:
             return f"{name} is missing" if name not in here else f"{name} has {here[name]} bytes instead of {size}"
     return None
-
-
-def read_back(file: Path, token: str) -> str | None:
-    """A description of the problem with a file to which another process wrote the token, if there is one.
-
-    Waits `PATIENCE_SECONDS` for the file to appear."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return None if file.read_text() == token else f"{file} has other content than the driver's token"
-        except OSError as error:
-            if time.monotonic() > deadline:
-                return f"{file}: {error.strerror or error}"
-        time.sleep(0.1)
 
 
 def _exchange(expected: Expected, answer: str) -> str | None:

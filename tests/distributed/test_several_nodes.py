@@ -9,6 +9,7 @@ import pytest
 
 from hybridflow.config.paths import builtin_path
 from hybridflow.elastic.manifest import verify
+from tests.distributed.meeting import MEETING
 from tests.distributed.raylets import TwoNodes, page_commands, two_nodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]  # two raylets, and each run takes half a minute
@@ -95,3 +96,18 @@ def test_a_run_directory_that_the_nodes_do_not_share_is_found_before_training(no
     assert "does not see trainer.run_dir=/proc/self/cwd/runs/alone as the driver does" in said
     assert "What to do: Set trainer.run_dir to a directory on storage that all nodes mount under the same path." in said
     assert list((nodes.folder / "user" / "runs" / "alone").glob(".meeting*")) == []
+
+
+def test_the_runs_of_a_sweep_use_all_nodes_at_once_and_those_that_do_not_see_its_directory_fail(nodes):
+    """The cluster is found without RAY_ADDRESS; one run fits on a node, so that two go at once only on both."""
+    user = nodes.folder / "user"
+    words = "hybridflow ppo --multirun --jobs ray dataflow=evaluate trainer.total_steps=0 data.eval_limit=2"
+    words += " task=calculator model.path=mine 'reward.functions=[meet.py:first],[meet.py:second]' trainer.threads=1"
+    (user / "meet.py").write_text(MEETING)
+    assert nodes.sh(f"{words} trainer.run_dir=runs/sweep", cwd=user) == 0, nodes.said[-1]
+    said = nodes.said[-1]
+    assert "2 nodes, 2 CPUs" in said and said.count("done after") == 2
+    assert said.index("run 2 of 2") < said.index("done after")
+
+    assert nodes.sh(f"{words} trainer.run_dir=/proc/self/cwd/runs/unseen", cwd=user) == 1
+    assert nodes.said[-1].count("does not see trainer.run_dir=/proc/self/cwd/runs/unseen as this command does") == 2

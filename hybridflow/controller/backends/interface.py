@@ -13,6 +13,9 @@ from hybridflow.controller.worker_host import VALUE, AnswerForm
 RAY_ADDRESS = "RAY_ADDRESS"
 """The environment variable with the address of the Ray cluster to join."""
 
+GIVEN_POOLS = "HYBRIDFLOW_GIVEN_POOLS"
+"""The environment variable with the Ray placement groups that were reserved for a run's pools: JSON, name to id."""
+
 Stored = object
 """A value that stays where it was produced, as the backend represents it: the value, or a reference."""
 

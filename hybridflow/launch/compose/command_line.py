@@ -10,7 +10,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.overrides import Typed, suggestion
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files, with_files
-from hybridflow.launch.compose.trainers import TrainingCommand, is_run_file
+from hybridflow.launch.compose.trainers import JOBS, TrainingCommand, is_run_file
 
 _OPTIONS = ("--help", "--cfg", "--dry-run", "--multirun", "--config-name", "--config-dir")
 
@@ -26,6 +26,7 @@ class CommandLine:
     cfg: str | None = None
     dry_run: bool = False
     multirun: bool = False
+    jobs: str = JOBS[0]
     help: bool = False
     topics: tuple[str, ...] = ()
     is_unnamed: bool = False
@@ -48,6 +49,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--jobs", choices=JOBS)
     parser.add_argument("--config-name", "-cn")
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
     parser.add_argument("words", nargs="*")
@@ -58,6 +60,8 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
         raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=remedy) from error
     if unknown:
         raise _no_option(unknown[0], remedy)
+    if known.jobs is not None and not known.multirun:
+        raise ConfigError(f"--jobs={known.jobs} is for sweeps.", remedy="Add --multirun, or leave --jobs out.")
     files = [Path(word) for word in known.words if is_run_file(word)]
     topics = [word for word in known.words if known.help and "=" not in word and not is_run_file(word)]
     settings = [word for word in known.words if not is_run_file(word) and word not in topics]
@@ -71,6 +75,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
         cfg=known.cfg,
         dry_run=known.dry_run,
         multirun=known.multirun,
+        jobs=known.jobs or JOBS[0],
         help=known.help,
         topics=tuple(topics),
         is_unnamed=is_unnamed,

@@ -37,6 +37,7 @@ _OPTIONS = """options
   --cfg job                  print the composed run, with the origin of each value, and stop
   --dry-run                  check the run, print all problems and the roles, and exit without starting anything
   --multirun, -m             run every combination of the given values (a sweep): trainer.seed=1,2 algorithm=grpo,rloo
+  --jobs ray                 run them several at once, on a Ray cluster (RAY_ADDRESS, `ray start` here, or a new one)
 """
 _SHORT = """
 FILE.yaml holds settings too. Later files override earlier ones, and the command line overrides files. The settings

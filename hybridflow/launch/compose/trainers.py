@@ -16,6 +16,9 @@ RUN = "run"
 SUFFIXES = (".yaml", ".yml")
 """Those of run files."""
 
+JOBS = ("local", "ray")
+"""Where the runs of a sweep are executed: one after another on this machine, or as jobs of a Ray cluster."""
+
 PURPOSES: Mapping[str, str] = {
     "ppo": "Trains a language model by reinforcement learning: PPO, GRPO or a dataflow of your own.",
     "sft": "Trains a language model on demonstrations (supervised fine-tuning).",

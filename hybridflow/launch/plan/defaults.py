@@ -40,7 +40,7 @@ def find_device(config: Experiment) -> str:
     kind = backend_kind(config)
     check_cluster(kind.name, config.trainer.nodes)
     num_gpus = None if config.trainer.device is Device.cpu else joined_gpus(kind.name)
-    device, wanted = _device(config.trainer.device, num_gpus), num_devices(config)
+    device, wanted = device_in(config.trainer.device, num_gpus), num_devices(config)
     if device == "cuda" and num_gpus is None and wanted > torch.cuda.device_count():
         raise ResourceError(
             f"trainer.devices={config.trainer.devices}, but this machine has {torch.cuda.device_count()} GPUs.",
@@ -176,8 +176,8 @@ def kl_reads_rollout(config: Experiment) -> bool:
     return same_model or config.algorithm.old_logprobs is OldLogprobs.rollout
 
 
-def _device(wanted: Device, num_gpus: int | None) -> str:
-    """`cpu` or `cuda`; `num_gpus` is the cluster's count; None if the run uses this machine."""
+def device_in(wanted: Device, num_gpus: int | None) -> str:
+    """`cpu` or `cuda`, as `trainer.device` chooses; `num_gpus` is the cluster's count, None on this machine alone."""
     if wanted is Device.cpu:
         return "cpu"
     if num_gpus is None:

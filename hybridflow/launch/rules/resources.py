@@ -29,9 +29,17 @@ _FLOAT32_COPIES = 3
 """Weights, and AdamW's two moments of each; weights in bfloat16 come in addition to their float32 copies."""
 
 
-def package_problems(plan: RunPlan) -> Iterable[Problem]:
-    """Unknown trackers, and packages that engines import but that are not installed."""
+def tracker_problems(plan: RunPlan) -> Iterable[Problem]:
+    """Unknown trackers."""
     check_names(plan.config.trainer.trackers)
+    return []
+
+
+def engine_problems(plan: RunPlan) -> Iterable[Problem]:
+    """Packages that the engines of the planned roles need and that are not installed.
+
+    `rules/packages.py` finds most of them earlier, but not those of a critic: only the plan says whether there is one.
+    """
     for role in plan.roles:
         if role.training is not None:
             TRAINING_ENGINES[role.training.engine].check_installed()

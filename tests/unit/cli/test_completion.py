@@ -57,6 +57,8 @@ def answers(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> list[s
         ("hybridflow run fold", ["folder/"], []),
         ("hybridflow run folder/", ["folder/run.yml"], ["folder/rows.jsonl"]),
         ("hybridflow --help actor.lo", ["actor.lora.rank", "actor.lora.alpha"], ["actor.lora.rank="]),
+        ("hybridflow ppo -m --jo", ["--jobs"], []),
+        ("hybridflow ppo -m --jobs ", ["local", "ray"], ["trainer."]),
         ("hybridflow ppo --help ", ["all", "trainer."], []),
         ("hybridflow ppo --d", ["--dry-run"], ["--help"]),
         ("hybridflow ppo --cfg ", ["job"], ["trainer."]),

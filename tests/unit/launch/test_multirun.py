@@ -60,6 +60,18 @@ def test_a_sweep_without_a_place_or_values_is_refused(tmp_path, monkeypatch, cap
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--jobs", "ray", "trainer.seed=1"], "--jobs=ray is for sweeps. Add --multirun, or leave --jobs out."),
+        (["-m", "--jobs", "slurm", "trainer.seed=1,2"], "--jobs: invalid choice: 'slurm' (choose from"),
+    ],
+)
+def test_a_place_for_runs_is_one_that_exists_and_needs_a_sweep(capsys, words, said):
+    assert main_ppo.main(words) == 2
+    assert said in capsys.readouterr().err.replace("\nWhat to do:", "")
+
+
 def test_a_failed_run_does_not_stop_the_others_and_is_the_only_one_to_be_run_again(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judge.py").write_text(

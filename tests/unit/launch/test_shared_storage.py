@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from hybridflow.config import storage_token
 from hybridflow.controller.backends import BackendOptions, make_backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.rules.resources import run_directory_problems
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
-from hybridflow.workers import storage_check
 from hybridflow.workers.storage_check import sizes_of
 from tests.unit.launch.plans import judged, planned
 
@@ -66,7 +66,7 @@ def test_a_model_that_a_process_does_not_see_is_named_with_its_setting_and_what_
 
 
 def test_a_process_that_cannot_write_to_the_run_directory_is_named(run_dir, monkeypatch):
-    monkeypatch.setattr(storage_check, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(storage_token, "PATIENCE_SECONDS", 0.1)
     (run_dir / "code").mkdir()
     with pytest.raises(ResourceError, match="does not see trainer.run_dir=.*cannot be written") as caught:
         meet(run_dir, {}, **{"a/b": 1})  # no file can have that name

@@ -159,7 +159,8 @@ class RayBackend:
                 ray.kill(host.actor)
                 placed.hosts.remove(host)
             if not placed.hosts:
-                remove_placement_group(placed.group)
+                if not placed.is_given:
+                    remove_placement_group(placed.group)
                 del self._pools[pool]
         self._watch.forget(gone)
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext, suppress
 import psutil
 import ray
 from ray._private import ray_constants
+from ray._private.services import find_bootstrap_address
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -90,6 +91,31 @@ def connect(devices: int, nodes: int, device: str) -> bool:
     children = psutil.Process().children()
     _Connection.processes = tuple(child for child in children if child.name() in _VITAL)
     return True
+
+
+def join() -> bool:
+    """Joins the cluster at RAY_ADDRESS or, without that, the one that `ray start` started on this machine.
+
+    Returns whether there is one.
+    """
+    if not ray.is_initialized():
+        if os.environ.get(RAY_ADDRESS):
+            connect(0, 1, "cpu")
+        elif _has_cluster_here():
+            _initialized(None)
+        else:
+            return False
+    return is_joined()
+
+
+def _has_cluster_here() -> bool:
+    """Whether a cluster that `ray start` started on this machine answers."""
+    host, _, port = (find_bootstrap_address(None) or "").rpartition(":")
+    with suppress(ResourceError):  # it has ended
+        if port.isdigit():
+            _check_answers(host, int(port), 1)
+            return True
+    return False
 
 
 def disconnect() -> None:
@@ -211,8 +237,10 @@ def _sizes(answer: ray.ObjectRef) -> list[int]:
         return []
 
 
-def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[str, float] | None = None) -> None:
-    """Connects to the cluster at an address; `local` starts one with these resources."""
+def _initialized(
+    address: str | None, *, num_cpus: int | None = None, resources: dict[str, float] | None = None
+) -> None:
+    """Connects to the cluster at an address, or for None to that of `ray start`; `local` starts one."""
     try:
         with _own_sigterm(), _on_loopback() if address == "local" else nullcontext(), _in_sessions_of_their_own():
             ray.init(
@@ -224,9 +252,10 @@ def _initialized(address: str, *, num_cpus: int | None = None, resources: dict[s
                 log_to_driver=True,
             )
     except (ConnectionError, RuntimeError, OSError) as error:
-        what = (
-            "it could not start here" if address == "local" else f"no cluster can be joined at {RAY_ADDRESS}={address}"
-        )
+        what = "it could not start here"
+        if address != "local":
+            where = f"at {RAY_ADDRESS}={address}" if address else "on this machine"
+            what = f"no cluster can be joined {where}"
         token = "" if address == "local" or os.environ.get("RAY_AUTH_MODE") else _TOKEN
         raise ResourceError(
             f"Ray: {what}: {str(error).strip().splitlines()[0]}",

@@ -5,7 +5,9 @@ Ray places more than 16 bundles in an arbitrary order (its sort is unstable), so
 the node of each bundle.
 """
 
+import json
 import logging
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from hybridflow.controller.backends.interface import GIVEN_POOLS
 from hybridflow.controller.backends.ray.cluster import DEVICE, is_joined
 from hybridflow.controller.backends.ray.host import Host, started_host
 from hybridflow.controller.backends.ray.pulse import Pulse
@@ -66,12 +69,18 @@ class PlacedPool:
     address: ray.ObjectRef | None
     """Reference to the address of the store through which its ranks connect; None for one rank."""
 
+    is_given: bool = False
+    """Whether another process has reserved the devices, and releases them."""
+
 
 def placed_pool(
     pool: ResourcePool, others: Iterable[ResourcePool], pulse: Pulse, *, threads: int, start_timeout_seconds: float
 ) -> PlacedPool:
-    """Reserves the pool's devices, in addition to those of other pools, and starts an actor on each device."""
-    group, slots = reserved(pool, others, timeout_seconds=start_timeout_seconds)
+    """Reserves the pool's devices, unless that has been done for this run, and starts an actor on each device."""
+    if (given := _given(pool)) is not None:
+        group, slots = given, _slots(pool, given)
+    else:
+        group, slots = reserved(pool, others, timeout_seconds=start_timeout_seconds)
     hosts = [
         started_host(
             pool,
@@ -84,7 +93,48 @@ def placed_pool(
         )
         for rank, slot in enumerate(slots)
     ]
-    return PlacedPool(group, slots, hosts, hosts[0].actor.serve.remote() if pool.devices > 1 else None)
+    address = hosts[0].actor.serve.remote() if pool.devices > 1 else None
+    return PlacedPool(group, slots, hosts, address, is_given=given is not None)
+
+
+class Request:
+    """A pending request for a pool's devices, in addition to those of other pools; Ray's autoscaler acts on it.
+
+    Requests whole blocks, or single devices once enough devices are free but too few blocks.
+    """
+
+    def __init__(self, pool: ResourcePool, others: Iterable[ResourcePool] = ()) -> None:
+        self.pool = pool
+        self.resource = _resource(pool)
+        self._others, self._size = list(others), pool.block
+        self._began = time.monotonic()
+        self.group = self._requested()
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds since the request was made."""
+        return time.monotonic() - self._began
+
+    @property
+    def supply(self) -> Supply:
+        """The devices of the cluster that the pool could get."""
+        return _supply(self.pool, self.resource, self._others)
+
+    def is_granted(self, seconds: float) -> bool:
+        """Whether the devices are reserved; waits for them at most so long."""
+        if self.group.wait(seconds):
+            return True
+        if self._size > 1 and self.waited_seconds > _QUIET_SECONDS and self.supply.free >= self.pool.devices:
+            self.withdraw()
+            self._size, self.group = 1, self._requested()
+        return False
+
+    def withdraw(self) -> None:
+        """Ends the request, or releases its devices."""
+        remove_placement_group(self.group)
+
+    def _requested(self) -> PlacementGroup:
+        return placement_group([{self.resource: self._size}] * (self.pool.devices // self._size), strategy="PACK")
 
 
 def reserved(
@@ -92,32 +142,39 @@ def reserved(
 ) -> tuple[PlacementGroup, list[Slot]]:
     """Reserves the pool's devices; waits up to `timeout_seconds` for a cluster that may still provide them.
 
-    A pending placement group is what Ray's autoscaler acts on. Raises `ResourceError`: immediately if Ray was started
-    here and the machine has too few devices, otherwise after the timeout.
+    Raises `ResourceError`: immediately if Ray was started here and the machine has too few devices, otherwise after the
+    timeout.
     """
-    others, resource = list(others), _resource(pool)
-    supply = _supply(pool, resource, others)
+    others = list(others)
+    supply = _supply(pool, _resource(pool), others)
     if pool.devices + supply.own > supply.total and not is_joined():
         raise too_few_devices(pool, supply)
-    size, is_logged, started = pool.block, False, time.monotonic()
-    group = _requested(pool, resource, size)
-    while not group.wait(_LOOK_SECONDS):
-        waited, supply = time.monotonic() - started, _supply(pool, resource, others)
+    request, is_logged = Request(pool, others), False
+    while not request.is_granted(_LOOK_SECONDS):
+        waited = request.waited_seconds
         if waited > timeout_seconds:
-            remove_placement_group(group)
-            raise too_few_devices(pool, supply, waited_seconds=waited)
-        if waited > _QUIET_SECONDS and size > 1 and supply.free >= pool.devices:
-            remove_placement_group(group)
-            size, group = 1, _requested(pool, resource, 1)
-        elif waited > _QUIET_SECONDS and not is_logged:
+            request.withdraw()
+            raise too_few_devices(pool, request.supply, waited_seconds=waited)
+        if waited > _QUIET_SECONDS and not is_logged:
             is_logged = True
             until = datetime.now() + timedelta(seconds=timeout_seconds - waited)
             logger.warning(
                 "pool=%s waits for %d devices (%s), until %s (trainer.start_timeout_seconds=%g): %s",
-                pool.name, pool.devices, pool.device, f"{until:%H:%M:%S}", timeout_seconds, supply,
+                pool.name, pool.devices, pool.device, f"{until:%H:%M:%S}", timeout_seconds, request.supply,
             )  # fmt: skip
+    return request.group, _slots(pool, request.group)
+
+
+def _given(pool: ResourcePool) -> PlacementGroup | None:
+    """The placement group that the process which started this run has reserved for the pool; None without one."""
+    found = json.loads(os.environ.get(GIVEN_POOLS, "{}")).get(pool.name)
+    return None if found is None else PlacementGroup(ray.PlacementGroupID(bytes.fromhex(found)))
+
+
+def _slots(pool: ResourcePool, group: PlacementGroup) -> list[Slot]:
     nodes = placement_group_table(group)["bundles_to_node_id"]
-    return group, slots_by_rank(nodes, devices_per_bundle=size, block=pool.block)
+    assert pool.devices % len(nodes) == 0, f"{len(nodes)} bundles for {pool.devices} devices"
+    return slots_by_rank(nodes, devices_per_bundle=pool.devices // len(nodes), block=pool.block)
 
 
 def warn_of_divided_groups(spec: WorkerSpec, slots: Sequence[Slot]) -> None:
@@ -163,10 +220,6 @@ def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float
     return ResourceError(
         f"The pool '{pool.name}' needs {pool.devices} devices ({pool.device}){after}; {supply}.", remedy=remedy
     )
-
-
-def _requested(pool: ResourcePool, resource: str, size: int) -> PlacementGroup:
-    return placement_group([{resource: size}] * (pool.devices // size), strategy="PACK")
 
 
 def _resource(pool: ResourcePool) -> str:

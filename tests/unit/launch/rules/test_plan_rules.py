@@ -18,7 +18,7 @@ from hybridflow.launch.rules.models import (
     stop_problems,
     tokenizer_problems,
 )
-from hybridflow.launch.rules.resources import checkpoint_problems, package_problems, pool_problems
+from hybridflow.launch.rules.resources import checkpoint_problems, pool_problems, tracker_problems
 from tests.unit.config.experiments import experiment
 from tests.unit.launch.plans import errors, judged, plan_of, planned
 
@@ -139,7 +139,7 @@ ADAPTERS = ["actor.lora={rank: 2, targets: [no_proj, q_poj]}", "critic.lora={ran
             ["critic.model={path: builtin:calculator, tokenizer_path: /nowhere}"],
             ["critic.model.tokenizer_path=/nowhere does not exist"],
         ),
-        (package_problems, NOWHERE, ["trainer.trackers names 'nope'", "trainer.trackers names 'neither'"]),
+        (tracker_problems, NOWHERE, ["trainer.trackers names 'nope'", "trainer.trackers names 'neither'"]),
     ],
 )
 def test_the_problem_of_one_role_or_name_hides_none_of_another(rule, words, found):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 
+from hybridflow.config import fields
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.config.section import ORIGIN
@@ -118,6 +119,7 @@ def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
             f"{page.place('defaults')}: 'defaults' belongs to Hydra's configurations, not to run files.",
             remedy=f"Write '{EXTENDS}: FILE', or run it with --config-dir {file.parent} --config-name {file.stem}.",
         )
+    faults.add(*page.repeated)
     found = RunFiles()
     for name in _names(content.pop(EXTENDS, []), page):
         found = _joined(found, _read(file.parent / user_path(name), faults, (*above, file.resolve())))
@@ -138,7 +140,9 @@ def _typed(content: Mapping[str, object], page: "_Page", faults: Faults) -> Type
                     raise ConfigError(f"{key}={value} is not a single {key} name.", remedy=f"Write {key}: NAME.")
                 typed = typed.followed_by(Typed({key: value}, [], places={key: page.place(key)}))
         else:
-            found = [page.of_record(setting) for setting in settings_of(str(key), value, faults, page.place)]
+            found = [
+                page.of_record(page.as_written(setting)) for setting in settings_of(str(key), value, faults, page.place)
+            ]
             typed = typed.followed_by(Typed({}, [setting for setting in found if setting.origin not in _COMPUTED]))
     return typed
 
@@ -154,6 +158,13 @@ def _names(value: object, page: "_Page") -> list[str]:
 
 
 def _joined(first: RunFiles, second: RunFiles) -> RunFiles:
+    if first.command is not None and second.command is not None and first.command.trainer != second.command.trainer:
+        earlier, later = (shown_name(found.command.trainer) for found in (first, second) if found.command is not None)
+        raise ConfigError(
+            f"{second.command_place}: this file is for hybridflow {later}, but {first.command_place} is for hybridflow"
+            f" {earlier}.",
+            remedy=f"Use settings for one of them, or move those for both to a file without '{COMMAND}'.",
+        )
     last = first if second.command is None else second
     return RunFiles(first.typed.followed_by(second.typed), last.command, last.command_place)
 
@@ -173,6 +184,10 @@ class _Page:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._numbers: dict[str, int] = {}
+        self._texts: dict[str, str] = {}
+        self.repeated: list[ConfigError] = []
+        """An error for each setting that the file has nested and dotted, so that one of its values would not count."""
+
         self._note(file_nodes(file), "")
         self._lines = file.read_text(encoding="utf-8").splitlines()
         self._is_record = any(ORIGIN in line for line in self._lines)
@@ -181,6 +196,13 @@ class _Page:
         """`run.yaml, line 3`; without the line for a key that an alias brings."""
         number = self._numbers.get(key)
         return str(self._file) if number is None else f"{self._file}, line {number}"
+
+    def as_written(self, setting: Setting) -> Setting:
+        """A text that YAML takes for another value, such as `no`, `0123` or `1:30`, as the file has it."""
+        is_text = fields.find(setting.key) in (str, str | None)
+        if is_text and isinstance(setting.value, bool | int | float) and setting.key in self._texts:
+            return replace(setting, value=self._texts[setting.key])
+        return setting
 
     def of_record(self, setting: Setting) -> Setting:
         """A setting of a run's record with the origin that it had there; what was typed then is in a run file now."""
@@ -192,5 +214,12 @@ class _Page:
     def _note(self, node: yaml.Node | None, prefix: str) -> None:
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
-                self._numbers[f"{prefix}{key.value}"] = key.start_mark.line + 1
-                self._note(value, f"{prefix}{key.value}.")
+                name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+                if name in self._numbers and not (isinstance(value, yaml.MappingNode) and value.value):
+                    first = self._numbers[name]
+                    words = f"{self._file}, line {line}: {name} is set in line {first} already."
+                    self.repeated.append(ConfigError(words, remedy="Remove one of the two."))
+                self._numbers[name] = line
+                if isinstance(value, yaml.ScalarNode):
+                    self._texts[name] = value.value
+                self._note(value, f"{name}.")

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from hybridflow.config.section import sealed
+from hybridflow.dataflows.dapo import DAPO
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.defaults import with_schedule_steps
 from hybridflow.launch.plan.plan import RunPlan
@@ -30,6 +31,8 @@ def length_in_words(plan: RunPlan, data: RunData) -> str | None:
     per_epoch = _short(rows / batch_size)
     words = f"{rows:,} row{'s' * (rows != 1)} / {batch_size} per step = {per_epoch} step{'s' * (per_epoch != '1')}"
     words += f" per epoch; {total:,} step{'s' * (total != 1)} = {_short(epochs)} epoch{'s' * (epochs != 1)}"
+    if isinstance(plan.settings, DAPO.Settings) and plan.settings.max_refills:
+        words += f" or more: dynamic sampling may draw up to {plan.settings.max_refills} further batches per step"
     if trainer.epochs is not None and plan.composed.origins[_TOTAL] != _EPOCHS:
         words += f" ({_TOTAL}; {_EPOCHS}={trainer.epochs:g} would be {_steps_of_epochs(plan, data):,} steps)"
     return words

@@ -33,6 +33,12 @@ ROWS = 20  # of `Words`, 4 in a step
             "9 steps = 1.8 epochs (trainer.total_steps; trainer.epochs=3 would be 15 steps)",
         ),
         (["trainer.total_steps=7"], 7, "7 steps = 1.4 epochs"),
+        (
+            ["algorithm=dapo", "trainer.epochs=1"],
+            5,
+            "5 steps = 1 epoch or more: dynamic sampling may draw up to 10 further batches per step",
+        ),
+        (["algorithm=dapo", "dataflow_settings.max_refills=0", "trainer.epochs=1"], 5, "5 steps = 1 epoch"),
     ],
 )
 def test_epochs_are_steps_once_the_rows_are_counted_and_one_line_says_so(toy_dir, tmp_path, caplog, words, steps, said):

@@ -56,6 +56,12 @@ def test_nested_and_dotted_keys_are_the_settings_of_the_command_line():
     assert from_file.origins["critic.epochs"] == "default"
 
 
+def test_names_are_taken_as_they_are_written():
+    for text in ("no", "0123", "1:30", "1e5", "x"):
+        write(run=f"trainer: {{experiment: {text}}}\n")
+        assert composed("ppo", "run.yaml").config.trainer.experiment == text
+
+
 def test_later_files_win_over_earlier_ones_and_those_they_extend_and_the_command_line_over_all():
     Path("shared").mkdir()
     write(
@@ -104,6 +110,11 @@ def test_later_files_win_over_earlier_ones_and_those_they_extend_and_the_command
             "Write each setting once",
         ),
         ("\udcff", "can't decode byte 0xff", "--help all"),
+        (
+            "trainer:\n  seed: 1\nx: 2\ntrainer.seed: 3\n",
+            "run.yaml, line 4: trainer.seed is set in line 2 already",
+            "Remove one of the two",
+        ),
         ("trainer: 5\n", "line 1: trainer=5 has the wrong type", "settings of its own"),
     ],
 )
@@ -112,6 +123,22 @@ def test_a_mistake_is_told_with_its_file_and_line(text, message, remedy):
     with pytest.raises(ConfigError) as caught:
         composed("ppo", "run.yaml")
     assert message in caught.value.message and remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("words", "files", "message"),
+    [
+        (["run", "run.yaml"], {"run": "extends: base.yaml\ncommand: grpo\n", "base": "command: sft\n"},
+         "run.yaml, line 2: this file is for hybridflow ppo, but base.yaml, line 1 is for hybridflow sft"),
+        (["run", "base.yaml", "run.yaml"], {"run": "command: grpo\n", "base": "command: sft\n"},
+         "run.yaml, line 1: this file is for hybridflow ppo, but base.yaml, line 1 is for hybridflow sft"),
+    ],
+)  # fmt: skip
+def test_files_for_different_commands_do_not_go_together(words, files, message):
+    write(**files)
+    with pytest.raises(ConfigError, match=message) as caught:
+        composed(*words)
+    assert "a file without 'command'" in caught.value.remedy
 
 
 def test_a_file_that_is_not_there_is_answered_with_the_nearest():

@@ -46,9 +46,10 @@ def setting_of(function: Callable, inputs: Inputs, *, key: str) -> str:
         pickled, identity = cloudpickle.dumps(function), _identity(function)
     except Exception as error:  # objects fail to be pickled in as many ways as there are classes
         raise ConfigError(
-            f"{key}: {name!r} cannot be sent to the processes that call it: {type(error).__name__}: {error}.",
-            remedy="It must not refer to open files, locks, connections and the like. Create them inside the function,"
-            " or put it into a file and name it 'path/file.py:function'.",
+            f"{key}: the function {name!r} cannot be pickled for the processes that call it: {type(error).__name__}:"
+            f" {error}.",
+            remedy="It must not use open files, locks or connections from outside. Create them inside the function, or"
+            f" move it to a file and name it 'path/file.py:{name}'.",
         ) from error
     if len(pickled) > _MOST_BYTES:
         raise ConfigError(

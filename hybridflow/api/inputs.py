@@ -1,4 +1,4 @@
-"""Objects that a run needs as files: rows, models, tokenizers and functions, kept in its directory.
+"""Objects that a run needs as files: rows, models, tokenizers and functions, stored in its directory.
 
 Each is stored at `inputs/<digest>/<name>`, so that an equal object is the same file in every run, and a run that
 resumes notices a different one as it notices a changed file.

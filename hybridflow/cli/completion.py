@@ -55,8 +55,8 @@ _TAKE_SETTINGS = ("show", "evaluate", "generate")
 _BREAKS = "=:"
 """Characters at which bash begins a new word; it inserts only what follows the last of them."""
 
-_DESCRIPTION = """Prints the completion of the hybridflow command for a shell: of its commands, of all settings and of
-their values. Load it in the shell's start file."""
+_DESCRIPTION = """Prints a script that completes hybridflow's commands, settings and values. Load it in your shell's
+start-up file."""
 _EXAMPLES = """examples:
   hybridflow completion bash >> ~/.bashrc
   hybridflow completion zsh >> ~/.zshrc             after compinit
@@ -85,7 +85,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def complete(words: Sequence[str], commands: Collection[str]) -> None:
     """Prints what the last word of a line may become; `words` are the shell and the line up to the cursor."""
-    shell, line = (*words, "", "")[:2]
+    shell = words[0] if words else ""
+    line = words[1] if len(words) > 1 else ""
     typed = _split(line)[1:] or [""]
     found = completed(typed, commands)
     cut = max(typed[-1].rfind(sign) for sign in _BREAKS) + 1 if shell == "bash" else 0

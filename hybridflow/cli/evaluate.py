@@ -9,7 +9,7 @@ from rich.console import Console
 from hybridflow.launch.command import ended_by_signals
 
 _DESCRIPTION = """Samples responses of a model to held-out prompts and scores them with reward functions, as an
-evaluation during training does. MODEL_OR_RUN is a directory with a model, a name of the Hub, a run's directory (its
+evaluation during training does. MODEL_OR_RUN is a directory with a model, a name on the Hub, a run's directory (its
 newest checkpoint, evaluated with the data and rewards of the run), or one of its checkpoints. data=FILE,
 reward=FUNCTION and n=SAMPLES are short for data.eval_files, reward.functions and rollout.eval_samples_per_prompt.
 Prints a table by data source, and writes samples.jsonl, evaluation.jsonl (the table) and report.html."""
@@ -31,7 +31,9 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
     """The arguments of a command that generates with a model or a run."""
-    parser.add_argument("subject", metavar="MODEL_OR_RUN", help="a model's directory or name, or a run's directory")
+    parser.add_argument(
+        "subject", metavar="MODEL_OR_RUN", help="a model (directory or Hub name), a run, or one of its checkpoints"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the evaluation")
     parser.add_argument("--step", type=int, metavar="N", help="the run's checkpoint of this step (default: the newest)")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print all problems, start nothing")

@@ -42,7 +42,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     out: Path = arguments.out.absolute()
     if out.suffix not in _FORMATS:
         raise ConfigError(
-            f"--out={arguments.out} has another ending than {' or '.join(_FORMATS)}.", remedy="Use one of them."
+            f"--out={arguments.out} must end in {' or '.join(_FORMATS)}.",
+            remedy=f"Write --out {arguments.out.with_suffix(_FORMATS[0])}.",
         )
     if not out.parent.is_dir():
         raise ConfigError(

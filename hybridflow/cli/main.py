@@ -16,10 +16,10 @@ from hybridflow.process import end
 
 _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
 {trainers}
-  run                 Runs a FILE.yaml by the command that it names.
+  run                 Runs FILE.yaml with the command named in it.
   {algorithms}
 
-Settings: hybridflow COMMAND --help, or --help PREFIX for those that begin with PREFIX."""
+Settings: hybridflow COMMAND --help; hybridflow COMMAND --help PREFIX lists those whose names begin with PREFIX."""
 _COMMANDS = ("evaluate", "generate", "export", "show", "recipe", "report", "watch", "completion")
 """The commands that do not train, each in the file of its name."""
 
@@ -101,13 +101,15 @@ def _parser() -> argparse.ArgumentParser:
 
     trainers = {shown_name(name): purpose for name, purpose in PURPOSES.items()}
     algorithms = ", ".join(word for word in command_words() if word not in trainers)
-    formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=24, width=_WIDTH)
+    formatter = partial(argparse.RawDescriptionHelpFormatter, max_help_position=28, width=_WIDTH)
     parser = argparse.ArgumentParser(
         prog="hybridflow",
         usage="hybridflow COMMAND [ARGUMENT ...]",
         description=_TRAINING.format(
             trainers="\n".join(f"  {name:<20}{purpose}" for name, purpose in trainers.items()),
-            algorithms="\n  ".join(textwrap.wrap(f"Algorithms are commands too: {algorithms}.", _WIDTH - 4)),
+            algorithms="\n  ".join(
+                textwrap.wrap(f"Algorithms and preference losses are commands too: {algorithms}.", _WIDTH - 4)
+            ),
         ),
         formatter_class=formatter,
     )

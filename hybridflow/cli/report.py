@@ -9,10 +9,10 @@ from rich.console import Console
 from hybridflow.errors import ConfigError
 from hybridflow.launch.command import ended_by_signals
 
-_DESCRIPTION = """Writes report.html into the directory of a run, from what it has logged so far: curves, where the time
-went, samples, and how the run ended. With several directories it also writes one page that compares the runs:
-evaluations, settings that differ, curves over one another, and samples of the same prompts. A run writes its
-report from its first step on, and when it ends; hybridflow watch serves both pages while runs are training."""
+_DESCRIPTION = """Writes report.html into the directory of a run, from what it has logged so far: curves, time per
+stage, samples, and how the run ended. With several directories it also writes one page that compares the runs:
+evaluations, settings that differ, overlaid curves, and samples of the same prompts. A run writes its own report from
+the first step on; hybridflow watch serves both pages while runs are training."""
 _EXAMPLES = """examples:
   hybridflow report runs/calculator                 also while it runs, or after it was killed
   hybridflow report runs/first runs/second          one page in each directory, and comparison.html
@@ -27,7 +27,7 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser = add(help=summary, description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.set_defaults(run=_run)
     parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="a run's directory")
-    output = f"write the report, or the comparison, to this file (default: RUN_DIR/report.html, {_COMPARISON})"
+    output = f"the file to write (default: RUN_DIR/report.html; for several runs, {_COMPARISON})"
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=output)
 
 

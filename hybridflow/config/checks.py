@@ -62,10 +62,11 @@ def _input_errors(config: Experiment) -> Iterator[ConfigError]:
         remedy = "Give a file, or builtin:calculator/train."
         yield ConfigError("data.train_files is empty.", remedy=remedy, key="data.train_files")
     if not (config.trainer.total_steps or is_evaluated(config)):
-        missing = "data.eval_files is empty" if not config.data.eval_files else "trainer.eval_every=0"
+        has_files = bool(config.data.eval_files)
+        missing = "trainer.eval_every=0" if has_files else "data.eval_files is empty"
         yield ConfigError(
             f"trainer.total_steps=0 only evaluates the model, but {missing}.",
-            remedy="Give files: data.eval_files=[FILE]." if "files" in missing else "Leave trainer.eval_every out.",
+            remedy="Leave trainer.eval_every out." if has_files else "Give files: data.eval_files=[FILE].",
             among=["trainer.total_steps", "data.eval_files", "trainer.eval_every"],
         )
     for section, role in {"reward": config.reward, **{f"roles.{n}": r for n, r in config.roles.items()}}.items():
@@ -128,10 +129,9 @@ def _row_errors(config: Experiment) -> Iterator[ConfigError]:
 def _sampling_errors(config: Experiment) -> Iterator[ConfigError]:
     """A stop string must have characters, or every response would end at once."""
     for name in ("sampling", "eval_sampling"):
-        stop = vars(config.rollout)[name].stop
-        if "" in stop:
+        if "" in vars(config.rollout)[name].stop:
             yield ConfigError(
-                f"rollout.{name}.stop={stop} has an empty text.",
+                f"rollout.{name}.stop contains an empty string, which would end every response at once.",
                 remedy='Give texts that end a response, such as ["</answer>"] or ["\\n\\n"], or leave the setting out.',
                 key=f"rollout.{name}.stop",
             )

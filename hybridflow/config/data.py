@@ -29,9 +29,9 @@ class Data(Section):
     """Prompts, demonstrations or preferences for training and evaluation."""
 
     train_files: list[str] = field(default_factory=list)
-    """Files (.jsonl, .json, .csv, .tsv, .parquet, .arrow), folders of them, patterns (`data/part-*.parquet`), datasets
-    (a saved directory, or one of the Hugging Face Hub, `owner/name?config=main&split=train`), `builtin:` names or
-    `reasoning_gym:TASK?size=500`."""
+    """Files (.jsonl, .json, .csv and .tsv, also .gz; .parquet, .arrow, .feather), folders of them, patterns
+    (`data/part-*.parquet`), datasets (a saved directory, or one of the Hugging Face Hub,
+    `owner/name?config=main&split=train`), `builtin:` names or `reasoning_gym:TASK?size=500`."""
 
     eval_files: list[str] = field(default_factory=list)
     """Held-out rows; a dataset must name its split. An empty list turns evaluation off."""
@@ -49,8 +49,8 @@ class Data(Section):
     """Maximum length of a response; for a conversation with several replies, of everything after its prompt."""
 
     truncation: Truncation = Truncation.error
-    """Rows that exceed the length limits: an error, or left out (drop), or cut: a prompt keeps its end (left) or its
-    beginning (right), and a response its beginning. The log says how many."""
+    """Action for rows that exceed the length limits: error, drop (leave them out), left or right (cut them; prompts
+    lose their beginning or their end, responses always their end). The log counts them."""
 
     shuffle: bool = True
     """Shuffle the rows in each epoch, seeded by `trainer.seed`."""
@@ -62,10 +62,11 @@ class Data(Section):
     """Column with the answer; null recognizes the usual names."""
 
     prompt_template: str | None = None
-    """Text that makes the prompt of columns, such as '{Body} {Question}'; null takes the prompt from one column."""
+    """Text that makes the prompt from columns; null takes it from one. In a shell, quote it twice:
+    `'data.prompt_template="{Body} {Question}"'`."""
 
     map: str | None = None
-    """Function (`my.py:to_row`) that gets each row as a dict and returns the row to use, or None to leave it out.
+    """Function (`my.py:to_row`) that receives each row as a dict and returns the row to use, or None to leave it out.
 
     It is called before columns are recognized, for training and evaluation files alike, but not for built-in ones."""
 

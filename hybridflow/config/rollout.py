@@ -20,7 +20,7 @@ _TRANSFER_SECONDS = Range(lambda v: v > 0, "above 0", "is too small", "Use 300."
 
 
 class RolloutKind(StrEnum):
-    """The package's own engines that generate."""
+    """The rollout engines that come with the package."""
 
     transformers = "transformers"
     vllm = "vllm"
@@ -73,8 +73,8 @@ class Sampling(Section):
     """Continue to the length limit after an end-of-sequence token; for benchmarks."""
 
     stop: list[str] = field(default_factory=list)
-    """Texts that end a response: it ends with the token that completes one of them, and keeps that token. If
-    `eval_sampling` has none, evaluation uses those of `sampling`."""
+    """Stop strings: a response ends with the token that completes one of them, and keeps that token. Evaluation uses
+    those of `sampling` if `eval_sampling` has none."""
 
     stop_token_ids: list[Annotated[int, AT_LEAST_0]] = field(default_factory=list)
     """Further tokens that end a response, which keeps them. If `eval_sampling` has none, evaluation uses those of

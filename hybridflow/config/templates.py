@@ -5,6 +5,7 @@ from string import Formatter
 from hybridflow.errors import ConfigError
 
 _KEY = "data.prompt_template"
+_EXAMPLE = f"""'{_KEY}="{{Body}} {{Question}}"'"""
 
 
 def template_parts(template: str) -> list[tuple[str, str | None]]:
@@ -21,16 +22,19 @@ def template_parts(template: str) -> list[tuple[str, str | None]]:
         ) from error
     for _, name, form, conversion in parts:
         if name is not None and (not name.strip() or form or conversion):
+            extra = f":{form}" if form else f"!{conversion}"
             raise ConfigError(
-                f"{shown}: {{{name}}} is not the name of a column alone."
+                f"{shown}: braces may hold only the name of a column, not a format or a conversion ('{extra}')."
                 if name.strip()
-                else f"{shown}: {{}} has no name of a column.",
-                remedy="Write the name of a column, such as '{Body} {Question}'; data.map can compute texts.",
+                else f"{shown}: the braces are empty.",
+                remedy=f"Write {{{name}}}; to format values, use data.map."
+                if name.strip()
+                else f"Put the name of a column in them, as in {_EXAMPLE}.",
             )
     found = [(text, name) for text, name, _, _ in parts]
     if not any(name for _, name in found):
         raise ConfigError(
             f"{shown} names no column, so all prompts would be the same.",
-            remedy="Write the names of columns in braces, such as '{Body} {Question}'.",
+            remedy=f"Write the names of columns in braces, as in {_EXAMPLE}.",
         )
     return found

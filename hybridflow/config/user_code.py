@@ -47,7 +47,7 @@ def reporting_exits(owner: str, *, callers: Collection[str]) -> Iterator[None]:
         yield
     except SystemExit as error:
         raise ConfigError(
-            f"{owner} ended Python (sys.exit): {described(error, callers={__file__, *callers})}.",
+            f"{owner} called sys.exit: {described(error, callers={__file__, *callers})}.",
             remedy="Raise an exception instead. Put what runs as a script under: if __name__ == '__main__'.",
         ) from error
 

@@ -115,7 +115,8 @@ def revision(found: HubName) -> str:
 def _offline_if_unreachable() -> Iterator[None]:
     """Sets the hub's offline mode for a block if the hub does not answer: copies on this machine are used at once.
 
-    Otherwise each file is asked for six times, within 38 seconds. Warnings of both libraries reach our log alone.
+    Otherwise the libraries retry each file six times, for 38 seconds. Their own log handlers are removed, so that a
+    warning is printed once.
     """
     for library in ("huggingface_hub", "datasets"):
         logging.getLogger(library).handlers.clear()  # each adds one of its own to those of the root

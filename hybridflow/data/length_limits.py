@@ -18,9 +18,9 @@ class RowsTooLong(DataError):
     """Rows of more than `limit` tokens. A limit of `needed` tokens would keep them all; None if that is not known."""
 
     def __init__(self, message: str, *, setting: str, limit: int, needed: int | None, count: int) -> None:
-        self._drop = f"data.truncation=drop to leave out the {count} long ones, or left or right to cut them."
-        raised = "" if needed is None else f"{setting}={needed} if the model reads that many, or "
-        super().__init__(message, remedy=f"Set {raised}{self._drop}")
+        self._truncate = f"data.truncation=drop to leave out long rows ({count}), or =left or =right to cut them."
+        raised = "" if needed is None else f"{setting}={needed} if the model can read that many, or "
+        super().__init__(message, remedy=f"Set {raised}{self._truncate}")
         self.setting, self.limit, self.needed = setting, limit, needed
 
     def of_model(self, max_tokens: int, *, asked: int) -> DataError:
@@ -34,7 +34,7 @@ class RowsTooLong(DataError):
         raised = f"{self.setting}={most}, the most that fits, and " if most > self.limit else ""
         return DataError(
             f"{self.message} The model reads {max_tokens} tokens, including the response.",
-            remedy=f"Set {raised}{self._drop}",
+            remedy=f"Set {raised}{self._truncate}",
         )
 
 
@@ -119,18 +119,19 @@ def cut_prompts(rows: Sequence[list[int]], config: Data) -> list[list[int]]:
 
 
 def check_left(left: int, total: int, config: Data, table: Table, *, of: str) -> None:
-    """Warns of how many of a source's rows are left, if not all; a share below `data.min_kept_fraction` is an error.
+    """Warns of how many of a source's rows are kept, if not all; a share below `data.min_kept_fraction` is an error.
 
     `of` is what a row holds, in the plural. Those of parts of a stream are counted by the stream.
     """
     if left == total or table.is_part:
         return
-    found = f"{left} of {total} {of} left ({percent(left, total)})"
+    found = f"{left} of {total} {of}"
     if left == 0 or left < config.min_kept_fraction * total:
-        low = "" if left == 0 else ", or allow it: data.min_kept_fraction=0"
+        low = "" if left == 0 else f", or lower data.min_kept_fraction={config.min_kept_fraction}"
+        why = "too long, blank, or have identical responses" if of == "pairs" else "too long or blank"
         raise DataError(
-            f"'{table.name}': {found}; the others are too long, blank or the same twice.",
-            remedy="Raise data.max_prompt_tokens and data.max_response_tokens if the model reads more, choose or"
-            f" shorten rows with data.map{low}.",
+            f"'{table.name}': only {found} ({percent(left, total)}) can be used; the others are {why}.",
+            remedy="Raise data.max_prompt_tokens and data.max_response_tokens if the model can read more, shorten or"
+            f" drop rows with data.map{low}.",
         )
-    logger.warning("data=%s %s", table.name, found)
+    logger.warning("data=%s %s kept (%s)", table.name, found, percent(left, total))

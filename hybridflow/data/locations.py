@@ -14,7 +14,7 @@ from hybridflow.errors import DataError
 
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 SUFFIXES = (*LINE_SUFFIXES, ".json", *TABLE_SUFFIXES)
-FORMATS = ".jsonl, .json, .csv, .tsv (all also .gz), .parquet, .arrow, .feather"
+FORMATS = ".jsonl, .ndjson, .json, .csv, .tsv (all also .gz), .parquet, .arrow, .feather"
 _SPLITS = ("train", "training", "test", "eval", "evaluation", "valid", "validation", "val", "dev")
 
 

@@ -78,7 +78,8 @@ def load_preferences(
         if len(kept) < len(within):
             table.log(
                 logging.WARNING,
-                "data.truncation=%s: %d of %d pairs left out: equal in the first data.max_response_tokens=%d tokens",
+                "data.truncation=%s leaves out %d of %d pairs, whose responses are equal in their first %d tokens"
+                " (data.max_response_tokens)",
                 config.truncation.name, len(within) - len(kept), len(pairs), config.max_response_tokens,
             )  # fmt: skip
         columns = {"prompt_ids": ids.prompts[::2], "chosen_ids": chosen, "rejected_ids": rejected}

@@ -40,7 +40,8 @@ class Table:
     """The public layout that was recognized; empty if the columns are as the file has them."""
 
     is_part: bool = False
-    """Whether these are rows of a stream, which were announced when the stream was opened."""
+    """Whether these are some rows of a stream; nothing is logged about them, because the stream logged its source when
+    it was opened."""
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))

@@ -96,12 +96,13 @@ class StreamedRows:
         if self._asked < self._next_warning or self._left == self._asked:
             return
         self._next_warning = 10 * self._asked
-        found = f"{self._left} of {self._asked} rows left so far ({percent(self._left, self._asked)})"
-        logger.warning("data=%s %s", self._name, found)
+        share = percent(self._left, self._asked)
+        logger.warning("data=%s %d of %d rows kept so far (%s)", self._name, self._left, self._asked, share)
         if self._left == 0 or self._left < self._config.min_kept_fraction * self._asked:
             raise DataError(
-                f"'{self._name}': {found}; the others are filtered out, too long, or blank.",
-                remedy="Choose the rows before the run, or allow it: data.min_kept_fraction=0."
+                f"'{self._name}': only {self._left} of the first {self._asked} rows read ({share}) could be used; the"
+                " others were filtered out, too long or blank.",
+                remedy="Filter the file before the run, or set data.min_kept_fraction=0."
                 if self._left
                 else "Check data.map, data.filters and the length limits.",
             )

@@ -105,10 +105,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its steps, the last evaluation and checkpoint, and the first and last evaluated steps.
-
-    `warnings`: signs of the last steps that nothing is being learned.
-    """
+    """How a run ended: its steps, the last evaluation and checkpoint, and the first and last evaluated steps."""
 
     steps: int
     evaluation: dict[str, float]
@@ -116,6 +113,7 @@ class Outcome:
     stopped: Stopped | None = None
     evaluated: tuple[int, int] = (0, 0)
     warnings: Sequence[Advice] = ()
+    """Signs in the latest steps that nothing is being learned."""
 
 
 class Loop:

@@ -38,11 +38,14 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
     check_links(store.directory)
     checkpoint = store.latest() if resume == "auto" else store.open(user_path(resume, key="trainer.resume"))
     if checkpoint is not None and checkpoint.step > total_steps:
+        beyond = f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}."
+        held = f"{store.run_dir} already holds a trained run (step {checkpoint.step}), so trainer.total_steps=0 cannot"
         raise CheckpointError(
-            f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}.",
+            beyond if total_steps else f"{held} start there.",
             remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to start over."
             if total_steps
-            else f"Use hybridflow evaluate {store.run_dir}.",
+            else f"To evaluate it: hybridflow evaluate {store.run_dir}. To evaluate the untrained model:"
+            " trainer.experiment=NAME.",
         )
     return checkpoint
 

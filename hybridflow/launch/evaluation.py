@@ -25,7 +25,7 @@ SHORT_FORMS = {"data": "data.eval_files", "reward": "reward.functions", "n": "ro
 """Short names of the settings that most evaluations need."""
 
 _ACTOR = "actor"
-_OF_TRAINING = (
+_ONLY_FOR_TRAINING = (
     "train_files", "pretraining_files", "mixture", "filters", "max_rows", "difficulty_key", "curriculum_steps",
     "batch_size", "shuffle", "streaming", "eval_limit",
 )  # fmt: skip
@@ -64,7 +64,7 @@ def subject_of(given: str, *, step: int | None = None) -> Iterator[Subject]:
     run = checkpoint.parent.parent if _is_checkpoint(directory) else directory
     if not (checkpoint / _ACTOR).is_dir():
         raise CheckpointError(
-            f"{checkpoint} has no model of the role '{_ACTOR}', so it generates nothing.",
+            f"{checkpoint} contains no policy (role '{_ACTOR}'), so it cannot generate.",
             remedy="Give a run that trained a policy. A reward model is used with reward.model.path=DIRECTORY.",
         )
     settings, name = _settings_of(run), f"{run.resolve().name}-{checkpoint.name}"
@@ -88,6 +88,7 @@ def evaluate(
 ) -> Evaluated:
     """Runs `dataflow=evaluate` or `generate`: the settings of the subject's run, the command's own, and those typed.
 
+    `own` are settings of the command, which those typed (`overrides`) replace; `command` is `evaluate` or `generate`.
     `check` raises `ConfigError` if the composed settings do not fit the files that the command writes.
     """
     of_run = {
@@ -138,7 +139,9 @@ def _in_full(text: str) -> str:
 def _check_model(directory: Path, given: str, step: int | None) -> None:
     """Raises `ConfigError` for a directory that holds no model, and for the step of a model that is not a run."""
     if step is not None:
-        raise ConfigError(f"--step={step} is for runs, but '{given}' is a model.", remedy="Leave --step out.")
+        raise ConfigError(
+            f"--step={step} selects a checkpoint of a run, but '{given}' is a model.", remedy="Leave --step out."
+        )
     if directory.is_dir() and not (directory / "config.json").is_file():
         runs = ", ".join(str(path.parent) for path in sorted(directory.glob("*/checkpoints")))
         raise ConfigError(
@@ -168,6 +171,6 @@ def _settings_of(run: Path) -> dict[str, object]:
         "rollout.engine",
         "trainer.seed",
     )
-    left_out = tuple(f"data.{name}" for name in _OF_TRAINING)
+    left_out = tuple(f"data.{name}" for name in _ONLY_FOR_TRAINING)
     found |= {key: value for key, value in flat.items() if key.startswith(kept) and key not in left_out}
     return {key: value for key, value in found.items() if value is not None}

@@ -50,7 +50,8 @@ class _Source:
         if groups:
             summary["mean"] = _mean([score for group in groups for score in group])
             most = min(map(len, groups))
-            for k in sorted({2**power for power in range(1, most.bit_length()) if 2**power < most} | {most} - {1}):
+            powers = {2**power for power in range(1, most.bit_length()) if 2**power < most}
+            for k in sorted((powers | {most}) - {1}):
                 summary[f"pass@{k}"] = _mean([best_of(group, k) for group in groups])
         summary |= {name.removeprefix("rewards/"): _mean(scores) for name, scores in self.parts.items()}
         return summary | {"tokens": _mean(self.tokens), "cut_off": _mean(self.cut_off)}

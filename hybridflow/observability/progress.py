@@ -23,7 +23,7 @@ _APART = (_TESTING, "save_checkpoint")
 """Stages outside steps: seconds per step and the time left exclude them; their own time left is shown next to it."""
 
 _SLOW_SECONDS = 1.0
-"""The duration from which an evaluation's is shown."""
+"""Evaluations that take at least this long show how long they took."""
 
 _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
 """Metric -> label; the first one that a step has is the headline."""
@@ -195,10 +195,10 @@ class Progress:
 
 
 def eval_label(name: str) -> str:
-    """`val-core/arithmetic/acc/mean@1` -> `arithmetic exact match`; unknown names are unchanged.
+    """`val-core/calculator/acc/mean@1` -> `calculator exact match`; unknown names are unchanged.
 
-    `val-core/pairs/acc`, a metric of held-out rows -> `pairs held-out accuracy`; `val-aux/arithmetic/format/mean`, one
-    of several rewards -> `arithmetic reward format`.
+    `val-core/pairs/acc`, a metric of held-out rows -> `pairs held-out accuracy`; `val-aux/calculator/format/mean`, one
+    of several rewards -> `calculator reward format`.
     """
     if part := _PART_NAME.fullmatch(name):
         return f"{part['source']} reward {part['what']}"

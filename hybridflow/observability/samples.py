@@ -12,7 +12,7 @@ RIGHT_AT = 0.5
 """A response with at least this score counts as correct."""
 
 _LEAST_SHARED = 24
-"""Characters of a shared beginning or end that is left out; a shorter one is not in the way."""
+"""A beginning or end that all texts share is left out if it has at least this many characters."""
 _CUT = "\u2026"
 _SENTENCE_END = re.compile(r"(?<=[.?!\n])\s")
 

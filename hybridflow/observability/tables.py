@@ -25,7 +25,7 @@ _MOST_PLAIN_CELLS = 160
 
 _QUESTION, _PROMPT = "question", "prompt"
 _KEPT_PARTS: dict[str, Literal["start", "end"]] = {_QUESTION: "start", _PROMPT: "end", "answer": "start"}
-"""A user's question begins with what matters, and a text ends with it; of a response, both ends matter."""
+"""Clipping keeps the beginning of a user's question, the end of a plain prompt, and both ends of a response."""
 
 
 def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:

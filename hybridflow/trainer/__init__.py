@@ -1,1 +1,1 @@
-"""`python -m hybridflow.trainer.main_ppo` and its like, which are also `hybridflow ppo` and so on."""
+"""Modules for launchers: `python -m hybridflow.trainer.main_ppo` is `hybridflow ppo`, and so on."""

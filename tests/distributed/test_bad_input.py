@@ -65,7 +65,7 @@ def assert_nothing_begun(ended: Ended, folder: Path, found: str, remedy: str) ->
         (
             "data.train_files=[{}/long.jsonl]",
             "2 of 13 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 5 of '{}/long.jsonl'",
-            "Set data.max_prompt_tokens=62 if the model reads that many, or data.truncation=drop",
+            "Set data.max_prompt_tokens=62 if the model can read that many, or data.truncation=drop",
         ),
         # models
         ("critic.model.path={}/my_modle", "critic.model.path={}/my_modle does not exist", "directory: {}/my_model"),

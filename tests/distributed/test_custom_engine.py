@@ -54,7 +54,7 @@ def test_a_program_without_a_model_is_trained_on(tmp_path, engine):
 @pytest.mark.parametrize(
     ("text", "found", "remedy"),
     [
-        (PARTIAL, "has no weights_changing() and no weights_changed() and no sleep()", "Derive it from"),
+        (PARTIAL, "is not a rollout engine: it lacks weights_changing, weights_changed, sleep", "Derive it from"),
         ("class Engine(CustomEngine):\n    pass", "has no respond()", "write respond()"),
         ("def Engine(): ...", "is a function, not a class", "Name a class"),
         (SCRIPTED + "    def __init__(self): ...", "Engine() cannot be called with one argument", "CustomEngineSetup"),

@@ -170,7 +170,7 @@ def test_the_command_runs_in_any_directory_and_keeps_its_output_apart(tmp_path):
 def test_a_run_without_a_record_ends_well_and_says_what_is_missing(tmp_path):
     words = [f"trainer={{run_dir: {tmp_path}/run, total_steps: 1, trackers: [console]}}", "algorithm=grpo"]
     ended = run_well([*small_run(tmp_path), *words])
-    assert "trainer.trackers lacks jsonl, so report.html cannot be written" in ended.words
+    assert "no report.html will be written: add jsonl to trainer.trackers" in ended.words
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "checkpoints",
         "config.yaml",

@@ -33,15 +33,28 @@ class CustomEngineSetup:
     """The only argument of an engine's constructor: the policy, the settings, and this process's place in the run."""
 
     directory: Path
+    """Directory of `model.path`."""
+
     model: Model
+    """The section `model`."""
+
     rollout: Rollout
+    """The section `rollout`."""
+
     limit_tokens: int
     """`data.max_prompt_tokens` and `data.max_response_tokens` together."""
 
     eos_token_ids: tuple[int, ...]
+    """Tokens that end a response."""
+
     tokenizer: PreTrainedTokenizerBase
+    """The policy's tokenizer."""
+
     device: torch.device
+    """The device of this process."""
+
     ranks: Ranks
+    """This process's rank in the generation mesh."""
 
     def load_model(self) -> PreTrainedModel:
         """The policy in transformers, on this process's device, with the weights in `model.path`."""
@@ -71,8 +84,8 @@ class CustomEngine(RolloutShell):
     """Base class of a rollout engine that a user writes; each rank of the run makes one, with its own prompts.
 
     A subclass implements `respond`. An engine that runs the policy passes it to `__init__`: the trained weights are
-    then written to its parameters before each `respond`. An engine without a model gets no weights; it can override
-    `weights_changed`, which is called after each training step.
+    written to its parameters after each training step; then `weights_changed` is called, which a subclass may extend.
+    An engine without a model receives no weights.
 
         class Engine(CustomEngine):
             def __init__(self, setup: CustomEngineSetup) -> None:
@@ -98,7 +111,11 @@ class CustomEngine(RolloutShell):
     def respond(
         self, prompts: list[list[int]], sampling: Sampling, *, max_response_tokens: int, seeds: list[int]
     ) -> Sequence[Response]:
-        """A response to each prompt, in order. `seeds` has a 64-bit number per prompt, the same in every repetition."""
+        """One response per prompt, in order.
+
+        `prompts` are token ids; `seeds` holds one 64-bit number per prompt, which is the same whenever the run is
+        repeated. Responses have 1 to `max_response_tokens` tokens.
+        """
 
     def _sampled(
         self, prompts: Ragged, keys: Int64[Tensor, " B"], sampling: Sampling, max_response_tokens: int
@@ -136,8 +153,9 @@ def custom_engine(setting: str) -> Callable[[CustomEngineSetup], RolloutEngine]:
     missing = [name for name in _METHODS if name not in known]
     missing += sorted(vars(found).get("__abstractmethods__", ()))
     if missing:
+        lacking = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
         raise ConfigError(
-            f"{key} has no {' and no '.join(f'{name}()' for name in missing)}.",
+            f"{key} is not a rollout engine: it lacks {lacking}.",
             remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine and write respond().",
         )
     try:

@@ -115,9 +115,9 @@ def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version:
 
     `response_ids` [B, (R)], including the token that ended it (an end of sequence, one of `stop_token_ids`, or the one
     that completed a stop string); `response_mask` of ones; `rollout_logprobs`; `weight_version` [B]; `truncated` [B]
-    (the length limit was reached before any of these). Metadata: the
-    temperature of the log-probabilities, and `is_restricted` if top_p or top_k renormalized them. Raises `EngineError`
-    if a log-probability is not finite, because the model's logits are then not finite either.
+    (the length limit was reached before any of these). Metadata: the temperature of the log-probabilities, and
+    `is_restricted` if top_p or top_k renormalized them. Raises `EngineError` if a log-probability is not finite,
+    because the model's logits are then not finite either.
     """
     if not bool(logprobs.values.isfinite().all()):
         num_bad = sum(not bool(row.isfinite().all()) for row in logprobs.rows())

@@ -35,7 +35,7 @@ class StopSearch:
 
         search = StopSearch(tokenizer, ["</answer>"], prompts)
         is_unfinished = search.read(rows, tokens, count)
-        search.lengths
+        search.lengths(otherwise=max_tokens)
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], prompts: Ragged) -> None:
@@ -62,7 +62,8 @@ class StopSearch:
         return torch.tensor([self._lengths[row] is None for row in numbers], dtype=torch.bool)
 
     def lengths(self, otherwise: int) -> Int64[Tensor, " B"]:
-        """The number of tokens of each response, including the one that completed its stop string."""
+        """Tokens of each response up to and including the one that completed its stop string, [B]; `otherwise` for a
+        response without one."""
         return torch.tensor([otherwise if length is None else length for length in self._lengths])
 
     def _end(self, row: int, ids: Sequence[int]) -> int | None:

@@ -39,10 +39,15 @@ from hybridflow.observability.redaction import redacted_leaves
 
 @dataclass(frozen=True)
 class Composed:
-    """A configuration, and where each value comes from: `default`, `dataflow` (its class), `file` (of the package, or
-    the one that --config-name names), `run file`, `command line`, `data.batch_size` (a minibatch size of the package's
-    own files that follows the user's batch size), `algorithm.kl.placement` (the estimator that it implies),
-    `trainer.total_steps` (the length of a learning-rate schedule), `trainer.epochs` (the total steps), or `device`."""
+    """A configuration, and the origin of each value:
+
+    - `default`, `dataflow` (its class), `run file`, `command line` or `device`
+    - `file`: a file of the package, or the one that --config-name names
+    - `data.batch_size`: a minibatch size of the package's own files that follows the user's batch size
+    - `algorithm.kl.placement`: the estimator that it implies
+    - `trainer.total_steps`: the length of a learning-rate schedule
+    - `trainer.epochs`: the total steps
+    """
 
     config: Experiment
     origins: Mapping[str, str]

@@ -54,9 +54,10 @@ _NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?
 def read_files(
     config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role], faults: Faults = STRICT
 ) -> tuple[DictConfig, dict[str, Path]]:
-    """The schema's defaults and a dataflow's own roles, the named file, and the group files it or the command line
-    chooses; and the keys that the user's own files set, except in a run's record, with the last file that does.
+    """The composed configuration, and for each key set in the user's own files the last file that sets it.
 
+    Reads the schema's defaults and a dataflow's own roles, the named file, and the group files that it or the command
+    line chooses. The keys of a run's record are not listed.
     With `faults` that collect, a setting in a user's file that cannot be read is left out and reported there, and a
     file whose defaults cannot be found starts from those of `hybridflow ppo`. Raises `ConfigError` for a group that is
     typed.

@@ -75,7 +75,7 @@ def named_place(place: str) -> Iterator[None]:
 
 
 def located(error: HybridflowError, place: Path | str | None) -> HybridflowError:
-    """The error of a setting, whose message begins with the file in which it stands, if any."""
+    """The error of a setting as a `ConfigError` whose message begins with the file in which it stands, if any."""
     if not place:
         return error
     return ConfigError(f"{place}: {error.message}", remedy=error.remedy, key=error.key, among=error.among)
@@ -185,8 +185,8 @@ def _with_escapes(text: str) -> str:
 def _malformed(text: str) -> ConfigError:
     return ConfigError(
         f"'{text}' is not a setting.",
-        remedy="Write key=value. Quote values with spaces or commas: 'key=\"a, b\"'. Write lists as key=[a,b], and"
-        " quote elements with spaces or an =: 'key=[\"a?b=1\",c]'.",
+        remedy="Write key=value. Quote values with spaces, commas or braces: 'key=\"a, {b}\"'. Write lists as"
+        " key=[a,b], and quote elements with spaces or an =: 'key=[\"a?b=1\",c]'.",
     )
 
 

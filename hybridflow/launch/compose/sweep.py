@@ -50,7 +50,7 @@ def combinations(
         faults.add(
             ConfigError(
                 "--multirun needs a setting with several values.",
-                remedy="Write actor.optimizer.learning_rate=1e-5,1e-4, algorithm=grpo,rloo or trainer.seed=range(3).",
+                remedy="Write actor.optimizer.learning_rate=1e-5,1e-4, algorithm=grpo,rloo or 'trainer.seed=range(3)'.",
             )
         )
     names = short_keys(swept)
@@ -77,7 +77,10 @@ def _values(text: str, config_dir: Path | None) -> list[str] | None:
     if not override.is_sweep_override():
         return None
     if override.is_interval_sweep():
-        raise ConfigError(f"'{text}' has no list of values.", remedy="Use range(START,STOP,STEP), or list the values.")
+        raise ConfigError(
+            f"'{text}' is a continuous interval, which cannot be listed.",
+            remedy=f"Use '{text.partition('=')[0]}=range(START,STOP,STEP)', or list the values.",
+        )
     if isinstance(override.value(), Glob):
         return _matching(override, text, config_dir)
     if isinstance(sweep := override.value(), RangeSweep):

@@ -189,9 +189,10 @@ def pair_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Conf
         trainer = "reward_model" if trains_reward_model else {"preferences": "dpo", "labelled": "kto"}[dataflow.data]
         own = f" dataflow={config.dataflow}" if is_own(config.dataflow) else ""
         yield ConfigError(
-            f"dataflow={config.dataflow} learns from preferences, but data.train_files=[{prompts[0]}] has none.",
-            remedy="Name pairs: data.train_files=[builtin:calculator/pairs], the default of hybridflow"
-            f" {shown_name(trainer)}{own}, whose other settings fit too.",
+            f"dataflow={config.dataflow} learns from preferences, but data.train_files=[{prompts[0]}] contains"
+            " prompts, not pairs.",
+            remedy=f"Give pairs in data.train_files, or run hybridflow {shown_name(trainer)}{own} without it for the"
+            " built-in pairs.",
         )
 
 

@@ -115,8 +115,8 @@ def stop_problems(plan: RunPlan) -> Iterator[Problem]:
             check_reads_text(tokenizer, key=f"rollout.{name}.stop")
         if beyond := [token for token in sampling.stop_token_ids if token >= vocab]:
             yield ConfigError(
-                f"rollout.{name}.stop_token_ids has {beyond[0]}, but the policy's tokens are 0 to {vocab - 1}.",
-                remedy="Use ids of its tokenizer, or name the texts of the tokens in stop.",
+                f"rollout.{name}.stop_token_ids contains {beyond[0]}, but the policy's token ids are 0 to {vocab - 1}.",
+                remedy=f"Use ids of its tokenizer, or give the text in rollout.{name}.stop.",
             )
 
 

@@ -21,7 +21,7 @@ _OF_DATA = "reasoning_gym:"
 def package_problems(config: Experiment) -> Iterator[MissingExtraError]:
     """Packages that engines, adapters, trackers, rewards, data or the backend need, and that are not installed.
 
-    Except those of the section `critic`, which only a dataflow with a critic reads.
+    The section `critic` is not checked here: only a dataflow with a critic reads it.
     """
     for setting, check in _checks(config):
         try:

@@ -73,9 +73,10 @@ def _single_device_errors(config: Experiment, role: str, name: str, training: Tr
     if split and able and pool_sizes(config)[pool] == 1:
         key = f"placement.pools.{pool}.devices" if config.placement.pools else "trainer.devices"
         yield ConfigError(
-            f"{' '.join(f'{name}.parallelism.{axis}={size}' for axis, size in split.items())}: {devices} does not"
-            f" divide the 1 device of pool '{pool}'.",
-            remedy=f"Use {key}={devices} (with {name}.engine={' or '.join(able)}), or leave the size out.",
+            f"{' '.join(f'{name}.parallelism.{axis}={size}' for axis, size in split.items())} needs {devices}"
+            f" devices, but pool '{pool}' has 1.",
+            remedy=f"Use {key}={devices} (with {name}.engine={' or '.join(able)}), or remove"
+            f" {' and '.join(f'{name}.parallelism.{axis}' for axis in split)}.",
         )
 
 

@@ -24,15 +24,15 @@ _MAX_EVAL_TILES = 3
 def write_report(run_dir: Path, *, is_over: bool = False) -> Path:
     """Writes `run_dir/report.html` from the files of the run directory, and returns its path.
 
-    `is_over`: no process runs the run any more; if it has no ending, none was recorded. While the run has no ending,
-    the page refreshes itself.
+    `is_over`: the run's process has ended, so a missing ending means that none was recorded. While the run has no
+    ending, the page refreshes itself.
     """
     record = current_record(run_dir, is_over=is_over)
     return write_page(run_dir / "report.html", report_page(record, is_renewed=record.ending is None))
 
 
 def current_record(run_dir: Path, *, is_over: bool) -> RunRecord:
-    """The record of a run directory; `is_over`: no process runs the run any more, so that it has an ending."""
+    """The record of a run directory; `is_over`: the run's process has ended, so that it has an ending."""
     record = read_record(run_dir)
     return replace(record, ending=UNRECORDED) if is_over and record.ending is None else record
 

@@ -105,9 +105,11 @@ def test_what_cannot_be_pickled_is_named(tmp_path):
         with lock:
             return [0.0]
 
-    with pytest.raises(ConfigError, match="reward: 'locked' cannot be sent .* cannot pickle '_thread.lock'") as refused:
+    with pytest.raises(
+        ConfigError, match="reward: the function 'locked' cannot be pickled .* cannot pickle '_thread.lock'"
+    ) as refused:
         setting_of(locked, Inputs(tmp_path), key="reward")
-    assert "path/file.py:function" in refused.value.remedy
+    assert "path/file.py:locked" in refused.value.remedy
     large = numpy.ones(9 << 20)
     with pytest.raises(ConfigError, match="'<lambda>'|'function' takes 72 MiB"):
         setting_of(lambda completions: [large], Inputs(tmp_path), key="reward")

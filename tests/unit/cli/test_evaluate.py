@@ -74,7 +74,7 @@ def test_a_run_is_evaluated_by_its_newest_checkpoint_with_its_data_and_rewards(d
     assert main(["evaluate", "run", "--step", "7"]) == 2
     assert "has no checkpoint of step 7" in capsys.readouterr().err
     assert main_ppo.main([*train, "trainer.total_steps=0"]) == 2
-    assert f"Use hybridflow evaluate {desk / 'run'}." in " ".join(capsys.readouterr().err.split())
+    assert f"To evaluate it: hybridflow evaluate {desk / 'run'}." in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.lora
@@ -194,11 +194,14 @@ def test_several_devices_share_the_prompts_and_either_engine_gives_the_same_gree
         ),
         (
             ["evaluate", "builtin:calculator", "--step", "3"],
-            "--step=3 is for runs, but 'builtin:calculator' is a model.",
+            "--step=3 selects a checkpoint of a run, but 'builtin:calculator' is a model.",
         ),
         (["evaluate", "."], "'.' holds neither a model (config.json) nor a run (checkpoints)."),
         (["generate", "nowhere/model", "--prompts", "sums.jsonl", "--out", "a.jsonl"], "nowhere/model"),
-        (["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "a.csv"], "another ending"),
+        (
+            ["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "a.csv"],
+            "must end in .jsonl or .parquet",
+        ),
         (
             ["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "no/a.jsonl"],
             "there is no directory no",
@@ -217,7 +220,7 @@ def test_a_run_without_a_policy_is_refused(desk, capsys):
     capsys.readouterr()
     assert main(["evaluate", "run"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "has no model of the role 'actor', so it generates nothing" in said and "reward.model.path=DIRECTORY" in said
+    assert "contains no policy (role 'actor'), so it cannot generate" in said and "reward.model.path=DIRECTORY" in said
     shutil.rmtree(desk / "run" / "checkpoints" / "step_1")
     assert main(["evaluate", "run"]) == 2
     assert "has no checkpoint" in capsys.readouterr().err

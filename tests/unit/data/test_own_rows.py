@@ -132,8 +132,12 @@ def test_a_template_needs_text_in_every_row(folder):
     ("settings", "found", "remedy"),
     [
         ({"prompt_template": "{Body"}, "data.prompt_template='{Body': expected '}' before end", "{Body}"),
-        ({"prompt_template": "{} {b}"}, "{} has no name of a column", "'{Body} {Question}'"),
-        ({"prompt_template": "{n:>3}"}, "{n} is not the name of a column alone", "data.map"),
+        ({"prompt_template": "{} {b}"}, "the braces are empty", 'data.prompt_template="{Body} {Question}"'),
+        (
+            {"prompt_template": "{n:>3}"},
+            "not a format or a conversion (':>3')",
+            "Write {n}; to format values, use data.map",
+        ),
         ({"prompt_template": "Answer:"}, "names no column", "'{Body} {Question}'"),
         ({"prompt_template": "{a}", "prompt_key": "b"}, "both say where prompts come from", "Leave one out"),
     ],

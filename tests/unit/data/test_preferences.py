@@ -159,7 +159,7 @@ def test_pairs_that_are_cut_to_equal_responses_are_left_out_and_counted(tmp_path
     settings = {"max_prompt_tokens": 2, "max_response_tokens": 3, "truncation": Truncation.left}
     batch = loaded(tmp_path / "a.jsonl", tokenizer, rows, **settings)
     assert [tokenizer.decode(row).replace(" ", "") for row in batch.tokens("chosen_ids").rows()] == ["bc<eos>"]
-    assert "1 of 2 pairs left out: equal in the first data.max_response_tokens=3 tokens" in caplog.text
+    assert "leaves out 1 of 2 pairs, whose responses are equal in their first 3 tokens" in caplog.text
 
 
 def test_references_of_one_file_alone_are_named_as_in_the_file(tmp_path, tokenizer):

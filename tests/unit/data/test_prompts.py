@@ -165,13 +165,13 @@ def test_long_prompts_are_counted_and_refused_or_left_out_if_asked(tmp_path, tok
         load_prompts([path], Data(max_prompt_tokens=8), tokenizer)
     assert str(caught.value).startswith(
         f"2 of 4 prompts are longer than data.max_prompt_tokens=8 tokens (the longest, row 4 of '{path}', has 12). Set"
-        " data.max_prompt_tokens=12 if the model reads that many, or data.truncation=drop"
+        " data.max_prompt_tokens=12 if the model can read that many, or data.truncation=drop"
     )
     batch = load_prompts([path], Data(max_prompt_tokens=8, truncation=Truncation.drop), tokenizer)
     assert (batch.object("answer"), batch.object("level")) == ([3, 4], [-3, -4])
     assert batch.tokens("prompt_ids").lengths.tolist() == [3, 4]
     assert "data.truncation=drop leaves out 2 of 4 prompts" in caplog.text
-    assert "2 of 4 prompts left (50%)" in caplog.text
+    assert "2 of 4 prompts kept (50%)" in caplog.text
 
 
 @pytest.mark.parametrize(("side", "kept"), [(Truncation.left, "end"), (Truncation.right, "beg")])
@@ -188,7 +188,9 @@ def test_long_prompts_keep_their_end_or_their_beginning_and_are_counted(tmp_path
 @pytest.mark.parametrize("short", [0, 4])
 def test_next_to_nothing_left_after_dropping_is_an_error(tmp_path, tokenizer, short):
     path = written(tmp_path / "a.jsonl", [{"prompt": "x"}] * short + [{"prompt": "xxx"}] * 96)
-    with pytest.raises(DataError, match=rf"{short} of {96 + short} prompts left \({short}%\).*Raise data\.max_prompt"):
+    with pytest.raises(
+        DataError, match=rf"{short} of {96 + short} prompts \({short}%\) can be used.*Raise data\.max_prompt"
+    ):
         load_prompts([path], Data(max_prompt_tokens=2, truncation=Truncation.drop), tokenizer)
     allowed = Data(max_prompt_tokens=2, truncation=Truncation.drop, min_kept_fraction=0.04)
     if short:

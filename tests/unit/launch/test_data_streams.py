@@ -170,7 +170,7 @@ def test_a_remedy_for_long_prompts_names_no_length_that_the_model_cannot_read(tm
             load_data(experiment(tmp_path, max_prompt_tokens=limit, max_response_tokens=50, **{name: [long]}))
         assert (f"Set data.max_prompt_tokens={length} if" in caught.value.remedy) == raises
         assert caught.value.remedy.endswith(
-            "data.truncation=drop to leave out the 1 long ones, or left or right to cut them."
+            "data.truncation=drop to leave out long rows (1), or =left or =right to cut them."
         )
         assert raises or "The model reads 256 tokens" in caught.value.message
         assert raises or "Set data.max_prompt_tokens=206, the most that fits" in caught.value.remedy

@@ -151,7 +151,7 @@ def test_what_one_rule_refuses_and_code_that_ends_python_are_problems_of_a_list(
     Path(f"{file}.exits.py").write_text("import sys\nsys.exit(3)\n")
     ended = run_here(["--dry-run", "trainer.device=cpu", *(setting.format(file) for setting in settings)])
     assert ended.status == 2 and f"{number} problem{'s' * (number > 1)}; nothing was started" in ended.words
-    assert ("ended Python (sys.exit): SystemExit: 3 (mine" in ended.words) == ("xits" in str(settings))
+    assert ("called sys.exit: SystemExit: 3 (mine" in ended.words) == ("xits" in str(settings))
 
 
 def test_an_interpolation_that_does_not_end_is_one_problem_among_those_of_its_file(tmp_path):

@@ -55,7 +55,11 @@ def test_a_quoted_text_is_read_as_it_was(text):
     ("settings", "said", "remedy"),
     [
         (["trainer.seed=1"], "--multirun needs a setting with several values.", "trainer.seed=range(3)"),
-        ([f"{RATE}=interval(0,1)"], f"'{RATE}=interval(0,1)' has no list of values.", "range(START,STOP,STEP)"),
+        (
+            [f"{RATE}=interval(0,1)"],
+            f"'{RATE}=interval(0,1)' is a continuous interval, which cannot be listed.",
+            "range(START,STOP,STEP)",
+        ),
         (["trainer.seed=glob(*)"], "glob(...) chooses among the names of algorithm or task.", "trainer.seed=FIRST"),
         (["algorithm=glob(nope*)"], "'algorithm=glob(nope*)' matches no algorithm.", "grpo"),
     ],

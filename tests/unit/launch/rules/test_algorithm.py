@@ -40,7 +40,7 @@ CONFLICTS = [
     (
         {"dataflow": "reward_model"},
         "dataflow=reward_model learns from preferences",
-        "Name pairs: data.train_files=[builtin:calculator/pairs]",
+        "Give pairs in data.train_files, or run hybridflow",
     ),
     (KTO, "kto cannot use algorithm.preference.loss=sigmoid", "or hybridflow dpo, which can"),
     (

@@ -36,8 +36,8 @@ REFUSED = [
     ({**MEGATRON, "actor.parallelism.sequence": 2}, "sequence=2, but actor.engine=megatron", "actor.engine=fsdp"),
     (
         {"actor.parallelism.tensor": 3},
-        "actor.parallelism.tensor=3: 3 does not divide the 1 device of pool 'main'",
-        "Use trainer.devices=3 (with actor.engine=auto or fsdp or megatron), or leave the size out.",
+        "actor.parallelism.tensor=3 needs 3 devices, but pool 'main' has 1",
+        "Use trainer.devices=3 (with actor.engine=auto or fsdp or megatron), or remove actor.parallelism.tensor.",
     ),
     ({"actor.parallelism.expert": 4}, "expert=4: 4 does not", "trainer.devices=4 (with actor.engine=megatron)"),
     ({**MEGATRON, "actor.parallelism.virtual_pipeline": 2}, "pipeline=1 has one", "actor.parallelism.pipeline=2"),
@@ -82,11 +82,11 @@ def test_a_layout_that_cannot_be_is_explained(settings, message, remedy):
     [
         ({"trainer.devices": 2, "actor.engine": TrainingEngine.single}, ["but actor.engine=single"]),
         ({**MEGATRON, "actor.parallelism.tensor": 3}, ["actor.parallelism.tensor=3: 3 does not"]),
-        ({"actor.parallelism.tensor": 3}, ["actor.parallelism.tensor=3: 3 does not divide the 1 device"]),
+        ({"actor.parallelism.tensor": 3}, ["actor.parallelism.tensor=3 needs 3 devices"]),
         ({**MEGATRON, "critic.lora.rank": 8}, ["critic.lora.rank=8, but actor.engine=megatron"]),
         (
             {**MEGATRON, **POOLS_3_1, "placement.roles": {"critic": "b"}, "actor.parallelism.tensor": 3},
-            ["The critic takes the actor's layout: actor.parallelism.tensor=3: 3 does not divide the 1 device of"],
+            ["The critic takes the actor's layout: actor.parallelism.tensor=3 needs 3 devices, but pool"],
         ),
     ],
     ids=lambda value: str(value)[:60],

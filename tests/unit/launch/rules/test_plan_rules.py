@@ -168,8 +168,12 @@ def test_a_run_that_saves_nothing_is_warned_of():
 @pytest.mark.parametrize(
     ("words", "message", "remedy"),
     [
-        (["rollout.sampling.stop=['a','']"], r"rollout\.sampling\.stop=\['a', ''\] has an empty text", "</answer>"),
-        (["rollout.eval_sampling.stop_token_ids=[3,64]"], r"eval_sampling\.stop_token_ids has 64, .* 0 to 63", "stop"),
+        (["rollout.sampling.stop=['a','']"], r"rollout\.sampling\.stop contains an empty string", "</answer>"),
+        (
+            ["rollout.eval_sampling.stop_token_ids=[3,64]"],
+            r"eval_sampling\.stop_token_ids contains 64, .* 0 to 63",
+            "stop",
+        ),
         (["rollout.sampling.stop_token_ids=[-1]"], r"sampling\.stop_token_ids=-1 is too small", "0 or more"),
         (["rollout.sampling.stop_token_ids=[x]"], r"sampling\.stop_token_ids", "a whole number"),
     ],

@@ -138,7 +138,7 @@ def test_a_template_needs_text_in_every_row(folder):
             "not a format or a conversion (':>3')",
             "Write {n}; to format values, use data.map",
         ),
-        ({"prompt_template": "Answer:"}, "names no column", "'{Body} {Question}'"),
+        ({"prompt_template": "Answer:"}, "names no column", "{Body} {Question}"),
         ({"prompt_template": "{a}", "prompt_key": "b"}, "both say where prompts come from", "Leave one out"),
     ],
 )

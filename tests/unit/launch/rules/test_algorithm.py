@@ -31,11 +31,11 @@ CONFLICTS = [
     ({"dataflow": "remax"}, "dataflow=remax cannot use algorithm.advantage=gae", "algorithm.advantage=remax"),
     ({"dataflow": "safe_rlhf", "algorithm.advantage": "grpo"}, "safe_rlhf cannot use", "algorithm.advantage=gae"),
     ({"dataflow": "ppo_ptx", **TEXTS}, "pretraining_coefficient=0 gives them no weight", "algorithm=ppo_ptx"),
-    ({"dataflow": "dpo"}, "has none", "the default of hybridflow dpo, whose"),
+    ({"dataflow": "dpo"}, "contains prompts, not pairs", "run hybridflow dpo without it whose"),
     (
         {"dataflow": "kto"},
-        "data.train_files=[builtin:calculator/train] has none",
-        "the default of hybridflow kto, whose",
+        "data.train_files=[builtin:calculator/train] contains prompts",
+        "run hybridflow kto without it whose",
     ),
     (
         {"dataflow": "reward_model"},
@@ -148,4 +148,4 @@ def test_all_errors_are_told():
 def test_prompts_for_preferences_name_the_trainer_of_such_data(name, data, trainer):
     mine = type("Mine", (find_dataflow(name),), {"data": data, "provides": None})
     (error,) = algorithm_problems(experiment({"data.train_files": ["builtin:calculator/train"]}), mine)
-    assert f"the default of hybridflow {trainer.replace('_', '-')}," in error.remedy
+    assert f"run hybridflow {trainer.replace('_', '-')} without it" in error.remedy

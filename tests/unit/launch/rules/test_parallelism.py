@@ -39,7 +39,7 @@ REFUSED = [
         "actor.parallelism.tensor=3 needs 3 devices, but pool 'main' has 1",
         "Use trainer.devices=3 (with actor.engine=auto or fsdp or megatron), or remove actor.parallelism.tensor.",
     ),
-    ({"actor.parallelism.expert": 4}, "expert=4: 4 does not", "trainer.devices=4 (with actor.engine=megatron)"),
+    ({"actor.parallelism.expert": 4}, "expert=4 needs 4 devices", "trainer.devices=4 (with actor.engine=megatron)"),
     ({**MEGATRON, "actor.parallelism.virtual_pipeline": 2}, "pipeline=1 has one", "actor.parallelism.pipeline=2"),
     ({"trainer.devices": 4, "actor.parallelism.replicas": 3}, "3 does not divide the 4 data-parallel ranks", "1, 2, 4"),
     (

@@ -60,7 +60,8 @@ def run_sweep(flags: CommandLine, console: Console, executor: Executor) -> int:
     if flags.dry_run or not is_sound:
         for run in runs if is_sound else []:
             console.print(Text(f"  {run.name}  {from_here(run.run_dir)}"), soft_wrap=True)
-        verdict = f"{len(runs)} runs, no errors found" if is_sound else f"{len(faults.found)} problems"
+        count = len(faults.found)
+        verdict = f"{len(runs)} runs, no errors found" if is_sound else f"{count} problem{'s' * (count != 1)}"
         console.print(Text(f"{verdict}; nothing was started", "bold green" if is_sound else "bold red"))
         return 0 if is_sound else 2
     results = Results(runs)

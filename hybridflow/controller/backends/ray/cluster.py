@@ -31,6 +31,11 @@ GPU_ENVIRONMENT = {
 }
 """For processes that see all GPUs of their node."""
 
+_ON_OWN_MACHINE = {
+    "RAY_prestart_worker_first_driver": "0",  # one process per core, which none of our actors could use
+}
+"""For the processes of a Ray started here; the user's own values take precedence."""
+
 _STORE_PORT = "RAY_GCS_SERVER_PORT"
 """The environment variable with the port of a new cluster's GCS; by default Ray takes a free one."""
 
@@ -86,6 +91,9 @@ def connect(devices: int, nodes: int, device: str) -> bool:
     if os.environ.get(RAY_ADDRESS):
         _initialized(os.environ[RAY_ADDRESS])
         return True
+    logger.info("backend=ray: Ray starts on this machine, which takes seconds ...")
+    for name, value in _ON_OWN_MACHINE.items():
+        os.environ.setdefault(name, value)
     _initialized("local", num_cpus=os.cpu_count(), resources={} if device == "cuda" else {DEVICE: devices})
     _Connection.has_started_ray = True
     children = psutil.Process().children()

@@ -2,7 +2,7 @@
 
     python benchmarks/first_step.py [--repeats 3] [--cases vllm] [--record]
 
-A phase ends with the line of the command that is written beside it below. `composed` includes the start of Python;
+A phase ends with a line of the command: see `PHASES`. `composed` includes the start of Python;
 `libraries` their imports; `data and models` all that is read, and the start of the processes and of vLLM; `exit` the
 saving of the checkpoint, the report, and the end of the process. Each number is of the quickest command of several.
 CPU seconds are of the command and the processes that it has waited for, which those of Ray's workers are not.

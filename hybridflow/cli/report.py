@@ -1,6 +1,7 @@
 """`hybridflow report RUN_DIR ...`: the report of a run at any time, and a comparison of several."""
 
 import argparse
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,8 +18,10 @@ _EXAMPLES = """examples:
   hybridflow report runs/calculator                 also while it runs, or after it was killed
   hybridflow report runs/first runs/second          one page in each directory, and comparison.html
   hybridflow report runs/* -o all.html
+  hybridflow report runs/first runs/second --follow  write the comparison again until both have ended
 """
 _COMPARISON = Path("comparison.html")
+_SECONDS_APART = 5.0
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -28,6 +31,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=_run)
     parser.add_argument("run_dirs", metavar="RUN_DIR", type=Path, nargs="+", help="a run's directory")
     output = f"the file to write (default: RUN_DIR/report.html; for several runs, {_COMPARISON})"
+    follow = "write the page again every 5 seconds, and let it refresh itself, until all runs have ended"
+    parser.add_argument("--follow", action="store_true", help=follow)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=output)
 
 
@@ -69,3 +74,18 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
             written.append(write_page(output or _COMPARISON, current_page(run_dirs, is_renewed=False)))
     for path in written:
         console.print(str(path), soft_wrap=True)
+    if arguments.follow:
+        _follow(run_dirs, output or (_COMPARISON if len(run_dirs) > 1 else run_dirs[0] / "report.html"))
+
+
+def _follow(run_dirs: Sequence[Path], path: Path) -> None:
+    """Writes the page again and again, which refreshes itself meanwhile, until all runs have ended."""
+    from hybridflow.elastic.claim import is_claimed
+    from hybridflow.observability.report.document import write_page
+
+    is_on = True
+    while is_on:
+        is_on = any(is_claimed(run_dir) for run_dir in run_dirs)
+        write_page(path, current_page(run_dirs, is_renewed=is_on))
+        if is_on:
+            time.sleep(_SECONDS_APART)

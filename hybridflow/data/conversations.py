@@ -78,6 +78,9 @@ def text_flaw(value: object) -> str | None:
     for message in value:
         if not (isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message):
             return f"has a message without role and content: {str(message)[:80]}"
+        parts = message["content"] if isinstance(message["content"], list) else []
+        if kinds := sorted({str(part.get("type")) for part in parts if isinstance(part, dict)} - {"text"}):
+            return f"has content of the type {', '.join(kinds)}, but only text is supported"
     return None
 
 

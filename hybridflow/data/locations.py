@@ -64,7 +64,8 @@ def files_of_pattern(name: str) -> list[Path]:
     if not files:
         raise DataError(
             f"No file matches '{name}'.",
-            remedy=f"Correct the pattern (* is any text in a name, ** any folders); it is relative to {Path.cwd()}.",
+            remedy="Correct the pattern (* is any text in a name, ** any folders, [[] a bracket); it is relative to"
+            f" {Path.cwd()}.",
         )
     if others := [path.name for path in files if not suffix_of(path)]:
         raise DataError(

@@ -20,6 +20,9 @@ from hybridflow.errors import DataError, raised_together
 
 logger = logging.getLogger(__name__)
 
+_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
+"""Columns of data sets for models that read more than text."""
+
 
 def read_rows(source: Source, config: Data, tokenizer: PreTrainedTokenizerBase | None = None) -> Table:
     """The rows of a source that pass the filters, at most `data.max_rows`, with numbers in `difficulty_key`.
@@ -39,6 +42,7 @@ def read_rows(source: Source, config: Data, tokenizer: PreTrainedTokenizerBase |
         logger.info("data=%s rows=%d data.max_rows=%d: only the first are used", name, len(table), config.max_rows)
         table = table.select(range(config.max_rows))
     _check_own_uids(table)
+    _check_media(table)
     return _with_difficulties(table, config.difficulty_key) if config.difficulty_key else table
 
 
@@ -53,6 +57,17 @@ def prepared(table: Table, config: Data) -> Table:
     if config.prompt_template is not None and not is_ours(table.name):
         return templated(table, config.prompt_template)
     return recognized(with_parsed_cells(table, config), config.prompt_key)
+
+
+def _check_media(table: Table) -> None:
+    """Raises `DataError` for rows with images, video or sound."""
+    for name in _MEDIA:
+        for row, value in enumerate(table.columns.get(name, [])):
+            if value not in (None, "", []):
+                raise DataError(
+                    f"{table.place(row)} has a value in the column '{name}', but only text is supported.",
+                    remedy=f"Leave such rows out with data.filters, or let data.map drop the column '{name}'.",
+                )
 
 
 def unselected(config: Data) -> Data:

@@ -29,7 +29,10 @@ def read_batches(path: Path, name: str, suffix: str, config: Data | None = None)
     """
     kind, batches = _READERS[suffix]
     with _readable(kind, name):
-        yield from batches(path, config)
+        for index, batch in enumerate(batches(path, config)):
+            if index == 0:
+                _check_names(batch.schema.names, name)
+            yield batch
 
 
 def columns_of(batches: Iterator[pyarrow.RecordBatch]) -> dict[str, list]:
@@ -68,14 +71,25 @@ def _csv(path: Path, delimiter: str, config: Data | None) -> Iterator[pyarrow.Re
     """
     with _open_csv(path, delimiter, {}) as reader:
         names = reader.schema.names
-    if repeated := sorted({column for column in names if names.count(column) > 1}):
-        raise ValueError(f"several columns are called {', '.join(map(repr, repeated))}")
+    _check_names(names, path.name)
+    if len(names) == 1 and (other := next((mark for mark in ";|\t" if mark in names[0]), None)):
+        raise DataError(
+            f"'{path.name}' has one column, {names[0][:80]!r}: its values are separated by {other!r}.",
+            remedy="Write it with commas, or with tabs and the ending .tsv.",
+        )
     types = dict.fromkeys(text_columns(names, config), pyarrow.string())
     while not _fits(path, delimiter, types, names):
         pass
     types |= dict.fromkeys(_not_numbers(path, delimiter, types), pyarrow.string())
     with _open_csv(path, delimiter, types) as reader:
         yield from reader
+
+
+def _check_names(names: Sequence[str], name: str) -> None:
+    if repeated := sorted({column for column in names if names.count(column) > 1}):
+        raise DataError(
+            f"'{name}': several columns are called {', '.join(map(repr, repeated))}.", remedy="Rename all but one."
+        )
 
 
 def _fits(path: Path, delimiter: str, types: dict[str, pyarrow.DataType], names: Sequence[str]) -> bool:
@@ -141,10 +155,15 @@ def _readable(kind: str, name: str) -> Iterator[None]:
         yield
     except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:300].rstrip(".")
-        raise DataError(
-            f"'{name}' is not a readable {kind} file: {reason}.",
-            remedy="Write it again, with text in UTF-8 and dates between the years 1 and 9999.",
-        ) from error
+        raise DataError(f"'{name}' is not a readable {kind} file: {reason}.", remedy=_remedy(reason)) from error
+
+
+def _remedy(reason: str) -> str:
+    if "straddl" in reason:
+        return f"A row has more than {_BLOCK_BYTES >> 20} MB: write JSON lines or Parquet, whose rows may be longer."
+    if "UTF8" in reason:
+        return "Save the file as UTF-8 (for example: iconv -f LATIN1 -t UTF-8)."
+    return "Write it again, with text in UTF-8 and dates between the years 1 and 9999."
 
 
 _READERS = {

@@ -5,8 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from threading import Thread
 
+from hybridflow.cli import report
 from hybridflow.cli.main import main
 from hybridflow.elastic.claim import claim, release
 from hybridflow.observability.ending import Ending, write_ending
@@ -57,6 +60,29 @@ def test_several_runs_have_a_comparison_and_one_run_goes_where_it_was_asked(tmp_
     assert (tmp_path / "both.html").read_text() == page
     assert main(["report", str(first), "-o", "nowhere/one.html"]) == 2
     assert "--output=nowhere/one.html cannot be written" in capsys.readouterr().err
+
+
+def test_a_comparison_is_written_again_until_all_runs_have_ended(tmp_path, monkeypatch):
+    first, second = (logged(tmp_path / name) for name in ("first", "second"))
+    claim(first)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "_SECONDS_APART", 0.05)
+    page = tmp_path / "comparison.html"
+
+    def train() -> None:
+        while not page.is_file() or "data-refresh" not in page.read_text():
+            time.sleep(0.01)
+        with (first / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 777, "critic/score/mean": 0.5}\n')
+        while "777" not in page.read_text():
+            time.sleep(0.01)
+        release(first)
+
+    training = Thread(target=train, daemon=True)
+    training.start()
+    assert main(["report", str(first), str(second), "--follow"]) == 0
+    training.join(10)
+    assert "777" in page.read_text() and "data-refresh" not in page.read_text()
 
 
 def test_watch_serves_the_page_as_it_is_now_until_ctrl_c_ends_it_in_one_line(tmp_path):

@@ -145,3 +145,23 @@ def test_one_uid_for_two_rows_is_an_error(tmp_path):
     written(tmp_path / "a.jsonl", rows)
     with pytest.raises(DataError, match=r"Rows 1 and 3 of '.*a.jsonl' have the same uid, 4.*Remove the duplicates"):
         read_rows(str(tmp_path / "a.jsonl"), Data())
+
+
+IMAGES = [{"prompt": "What is this?", "images": ["a.png"], "level": 1}, {"prompt": "b", "images": None, "level": 2}]
+PARTS = [{"prompt": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "b"}]}]}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        (IMAGES, "row 1 of '.*m.jsonl' has a value in the column 'images', but only text is supported.*data.filters"),
+        (PARTS, "Row 1 of '.*m.jsonl' has a prompt that has content of the type image, but only text is supported"),
+    ],
+)
+def test_images_are_refused_in_words_unless_a_filter_leaves_them_out(folder, tokenizer, rows, found):
+    path = written(folder / "m.jsonl", rows)
+    with pytest.raises(DataError, match=found):
+        load_prompts([path], Data(), tokenizer)
+    if rows is IMAGES:
+        kept = load_prompts([path], Data(filters=[f"{folder}/f.py:leveled"]), tokenizer)
+        assert kept.object("prompt") == ["b"]

@@ -142,6 +142,13 @@ def test_parquet_keeps_nested_columns(tmp_path):
     assert read_table(str(tmp_path / "train.parquet")).columns["reward_model"] == [rows[0]["reward_model"]]
 
 
+def test_columns_of_the_same_name_in_parquet_are_an_error(tmp_path):
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["prompt", "prompt"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"several columns are called 'prompt'.*Rename"):
+        read_table(str(tmp_path / "a.parquet"))
+
+
 def test_a_list_of_texts_is_the_column_text(tmp_path):
     (tmp_path / "stories.json").write_text('["once", "upon"]')
     assert read_table(str(tmp_path / "stories.json")).columns == {"text": ["once", "upon"]}
@@ -171,7 +178,9 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
         ("data.csv", b"a,b\n", "has no rows"),
         ("data.csv", b"a,b\n1,2,3\n", "not a readable CSV file: .*Expected 2 columns, got 3"),
         ("data.csv", b"a,b\n\xff,2\n", "not a readable CSV file: .*UTF8"),
-        ("data.csv", b"a,a\n1,2\n", "several columns are called 'a'"),
+        ("data.csv", b"a,a\n1,2\n", "several columns are called 'a'.*Rename all but one"),
+        ("data.csv", b"a;b\n1;2\n", "has one column, 'a;b': its values are separated by ';'.*with commas"),
+        ("data.csv", b"a,b\n" + b"x" * 9_000_000 + b",1\n", "A row has more than 4 MB.*JSON lines or Parquet"),
         ("data.arrow", b"nothing", "not a readable Arrow file"),
         ("data.jsonl.gz", b"plain", "not a complete gzip file"),
         ("cut.jsonl.gz", gzip.compress(lines(ROWS).encode(), mtime=0)[:-12], "not a complete gzip file"),

@@ -24,10 +24,10 @@ def text_columns(names: Collection[str], config: Data | None = None) -> set[str]
     """The columns of a file without types (CSV) that are texts even if all their values look like numbers.
 
     They have a known name, or `data.prompt_key`, `data.answer_key` or `data.prompt_template` names them. If there is a
-    completion, `label` says whether it is good.
+    completion or a conversation, `label` says whether it is good.
     """
     known = {*PROMPTS, *COMPLETIONS, *ANSWERS, *_OTHERS}
-    if any(name in names for name in COMPLETIONS):
+    if any(name in names for name in (*COMPLETIONS, "messages", "conversations")):
         known -= {"label"}
     if config is not None:
         template = template_parts(config.prompt_template) if config.prompt_template else []

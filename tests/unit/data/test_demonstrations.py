@@ -1,5 +1,6 @@
 import json
 
+import pyarrow.csv
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -153,6 +154,11 @@ def test_responses_that_are_labeled_as_bad_are_left_out(tmp_path, chat_tokenizer
     batch = loaded(tmp_path / "a.jsonl", chat_tokenizer, [good, bad])
     assert parts(batch, chat_tokenizer) == parts(loaded(tmp_path / "b.jsonl", chat_tokenizer, [good]), chat_tokenizer)
     assert "leaves out 1 of 2 rows: the label says that the response is bad (rows 2)" in caplog.text
+    cells = [{name: value if isinstance(value, str) else json.dumps(value) for name, value in row.items()}
+             for row in (good, bad)]  # fmt: skip
+    pyarrow.csv.write_csv(pyarrow.Table.from_pylist(cells), tmp_path / "d.csv")
+    table = load_demonstrations([str(tmp_path / "d.csv")], Data(), chat_tokenizer)
+    assert parts(table, chat_tokenizer) == parts(batch, chat_tokenizer)
     with pytest.raises(DataError, match=r"no usable rows: the label says that the response is bad \(1\)"):
         loaded(tmp_path / "c.jsonl", chat_tokenizer, [bad])
 

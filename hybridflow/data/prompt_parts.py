@@ -50,9 +50,10 @@ def warn_of_unused(shown: Sequence[object], table: Table, config: Data) -> None:
         return
     layout = recognized(table).layout if config.prompt_key else ""
     ways = [f"data.prompt_key=null (the layout {layout} is recognized)"] if layout else []
-    if isinstance(shown[0], str) and any(name in (*_SYSTEMS, _HISTORY) for name in names):
+    is_text = isinstance(shown[0], str)
+    if is_text and any(name in (*_SYSTEMS, _HISTORY) for name in names):
         ways.append("data.as_chat=true (for system messages and history)")
-    if all(isinstance(value, str | int | float) for value in table.columns[names[0]]):
+    if is_text and all(isinstance(value, str | int | float) for value in table.columns[names[0]]):
         ways.append(f"data.prompt_template='... {{{names[0]}}} ...'")
     table.log(
         logging.WARNING,

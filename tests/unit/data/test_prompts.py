@@ -66,6 +66,7 @@ ARC = {"question": "Which is red?", "choices": {"text": ["sky", "sun"], "label":
         ({"question": "is it?", "passage": "It is."}, {"prompt_template": "{passage}"}, None, ""),
         ({"prompt": USER, "tools": "[]"}, {}, None, ""),
         ({"prompt": USER, "tools": [{"name": "add"}], "images": [b"0"]}, {}, "tools,images", "data.map"),
+        ({"prompt": USER, "tools": "add"}, {}, "tools", "to use them, set data.map=FILE:FUNCTION"),
         (PIRATE, {}, "system_prompt,history", "data.as_chat=true (for system messages and history)"),
         (PIRATE, {"as_chat": True}, None, ""),
         (PIRATE | {"history": "ab"}, {"as_chat": True}, "history", "data.map"),

@@ -31,11 +31,11 @@ CONFLICTS = [
     ({"dataflow": "remax"}, "dataflow=remax cannot use algorithm.advantage=gae", "algorithm.advantage=remax"),
     ({"dataflow": "safe_rlhf", "algorithm.advantage": "grpo"}, "safe_rlhf cannot use", "algorithm.advantage=gae"),
     ({"dataflow": "ppo_ptx", **TEXTS}, "pretraining_coefficient=0 gives them no weight", "algorithm=ppo_ptx"),
-    ({"dataflow": "dpo"}, "contains prompts, not pairs", "run hybridflow dpo without it whose"),
+    ({"dataflow": "dpo"}, "contains prompts, not pairs", "run hybridflow dpo without it"),
     (
         {"dataflow": "kto"},
         "data.train_files=[builtin:calculator/train] contains prompts",
-        "run hybridflow kto without it whose",
+        "run hybridflow kto without it",
     ),
     (
         {"dataflow": "reward_model"},

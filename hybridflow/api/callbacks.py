@@ -1,8 +1,11 @@
 """Functions that a run calls after each step."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Literal
+
+from hybridflow.errors import STRICT, ConfigError, Faults
 
 
 class _Answer(Enum):
@@ -20,7 +23,42 @@ Callback = Callable[[int, dict[str, float]], Literal[_Answer.stop] | None]
 """Called on the driver after each step with its number and metrics, including those of an evaluation after it. Returns
 `STOP` to end the run, or None."""
 
+Callbacks = Callback | Sequence[Callback]
+"""One callback or several."""
 
-def after_step(callbacks: Sequence[Callback]) -> Callable[[int, dict[str, float]], bool]:
-    """Calls all callbacks with a step and a copy of its metrics; returns whether one asks to stop."""
-    return lambda step, metrics: STOP in [callback(step, dict(metrics)) for callback in callbacks]
+
+def after_step(callbacks: Callbacks, faults: Faults = STRICT) -> Callable[[int, dict[str, float]], bool]:
+    """Calls all callbacks with a step and a copy of its metrics; returns whether one asks to stop.
+
+    Adds a `ConfigError` for each that cannot be called with a step and its metrics.
+    """
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in several:
+        with faults.caught():
+            _check(callback)
+
+    def call_each(step: int, metrics: dict[str, float]) -> bool:
+        answers = [callback(step, dict(metrics)) for callback in several]
+        return any(answer is STOP for answer in answers)
+
+    return call_each
+
+
+def _check(callback: object) -> None:
+    """Raises `ConfigError` unless the callback takes a step and its metrics."""
+    what = f"a {type(callback).__name__}, which is not a function"
+    if callable(callback):
+        try:
+            inspect.signature(callback).bind(1, {})
+            return
+        except TypeError as error:
+            what = f"{callback!r}, which cannot be called with a step and its metrics: {error}"
+        except ValueError:  # a function without a signature, such as a built-in one
+            return
+    kinds = (callback if isinstance(callback, type) else type(callback)).__mro__
+    methods = {name for kind in kinds for name in vars(kind)}
+    of_trl = " The code of TRL's TrainerCallback.on_step_end goes into it." if "on_step_end" in methods else ""
+    raise ConfigError(
+        f"callbacks= has {what}.",
+        remedy=f"Give a function such as: def after_step(step, metrics): print(step, metrics).{of_trl}",
+    )

@@ -168,7 +168,7 @@ class Loop:
 
     @contextmanager
     def may_be_abandoned(self) -> Iterator[None]:
-        """A block that ends when a step of it is abandoned.
+        """A block that ends when a step of it is abandoned. If it raises, the row of its last whole step is logged.
 
         Nothing of an abandoned step is kept: the checkpoint is of the previous step, or none if roles have changed.
         """
@@ -179,6 +179,9 @@ class Loop:
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
             if self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
                 self.save()
+        except BaseException:
+            self.log_step()
+            raise
 
     def begin(self) -> None:
         """Gives the rollout its weights and evaluates the model before the first step, unless that has been done."""
@@ -288,7 +291,7 @@ class Loop:
         """
         if self._unlogged is None:
             return
-        run, row = self._run, self._unlogged
+        run, row, self._unlogged = self._run, self._unlogged, None
         if self._step:
             row |= plain(run.timers.metrics())
         if row:
@@ -296,7 +299,6 @@ class Loop:
         for advice in self._diagnosis.update(self._step, row):
             logger.warning("%s What to do: %s", advice.message, advice.remedy)
         run.timers.reset()
-        self._unlogged = None
         if self._step:
             run.report()
 

@@ -1,4 +1,4 @@
-"""A lock on a run's directory, so that one process at a time writes to it; it ends with the process."""
+"""A lock on a run's directory, so that one run at a time writes to it; it ends with the process."""
 
 import fcntl
 import logging
@@ -29,11 +29,14 @@ _held: dict[Path, _Held] = {}
 
 
 def claim(run_dir: Path) -> None:
-    """Creates the directory, or the target of a symbolic link, and locks it for this process until `release`.
+    """Creates the directory, or the target of a symbolic link, and locks it for this run until `release`.
 
-    Raises `ResourceError` if another process holds the lock. Does not lock on file systems without locks, nor a
-    directory that cannot be created: writing run.log to it then fails with the reason.
+    Raises `ResourceError` if another run holds the lock, of this process or another. Does not lock on file systems
+    without locks, nor a directory that cannot be created: writing run.log to it then fails with the reason.
     """
+    held = _held.get(run_dir.absolute())
+    if held is not None and _is_at(held.descriptor, run_dir):
+        raise _in_use(run_dir, by_own=True)
     release(run_dir)
     while True:
         try:
@@ -64,16 +67,17 @@ def is_claimed(run_dir: Path) -> bool:
 
 
 def check_unclaimed(run_dir: Path) -> None:
-    """Raises `ResourceError` if `claim` would, and also if this process holds the lock."""
+    """Raises `ResourceError` if `claim` would."""
     if is_claimed(run_dir):
-        raise _in_use(run_dir)
+        raise _in_use(run_dir, by_own=run_dir.absolute() in _held)
 
 
-def _in_use(run_dir: Path) -> ResourceError:
+def _in_use(run_dir: Path, *, by_own: bool = False) -> ResourceError:
+    """The error for a directory that another process, or another run of this process, has locked."""
+    who, end = ("another run of this process", "run") if by_own else ("another process", f"process (fuser -v {run_dir})")
     return ResourceError(
-        f"trainer.run_dir={run_dir} is being written by another process.",
-        remedy="Use another directory (trainer.run_dir or trainer.experiment), or end that process"
-        f" (fuser -v {run_dir}).",
+        f"trainer.run_dir={run_dir} is being written by {who}.",
+        remedy=f"Use another directory (trainer.run_dir or trainer.experiment), or end that {end}.",
     )
 
 

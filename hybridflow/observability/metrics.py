@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from numbers import Real
+from typing import SupportsFloat
 
 from hybridflow.errors import ConfigError
 
@@ -26,6 +26,9 @@ class Measure:
     value: float
     weight: float = 1.0
     reduction: Reduction = Reduction.mean
+
+    def __float__(self) -> float:
+        return self.value
 
 
 Metrics = dict[str, Measure]
@@ -57,7 +60,7 @@ def last(value: float) -> Measure:
 
 
 def measured(metrics: Mapping[str, Measure | float], *, owner: str) -> Metrics:
-    """The metrics that user code returned; plain numbers are averaged. Raises `ConfigError` for anything else."""
+    """The metrics that user code returned; numbers are averaged. Raises `ConfigError` for anything else."""
     if not isinstance(metrics, Mapping):
         raise ConfigError(
             f"{owner} returned {type(metrics).__name__} instead of metrics.",
@@ -65,16 +68,26 @@ def measured(metrics: Mapping[str, Measure | float], *, owner: str) -> Metrics:
         )
     found: Metrics = {}
     for name, value in metrics.items():
-        if isinstance(value, Measure):
-            found[name] = value
-        elif isinstance(value, Real):
-            found[name] = mean(float(value))
-        else:
+        if name == "step":
+            raise ConfigError(
+                f"{owner} returned a metric with the name 'step', which is the number of the step in each row.",
+                remedy="Give it another name, such as 'own/step'.",
+            )
+        try:
+            found[name] = value if isinstance(value, Measure) else mean(_number(value))
+        except (TypeError, ValueError, RuntimeError) as error:  # of an array or a tensor with several elements
             raise ConfigError(
                 f"{owner} returned the metric '{name}' as {type(value).__name__}, which is not a number.",
                 remedy=f"Return a number, for example {{'{name}': float(...)}}.",
-            )
+            ) from error
     return found
+
+
+def _number(value: SupportsFloat) -> float:
+    """A number, or a tensor or array with one element, as a number; text is none."""
+    if not isinstance(value, SupportsFloat):
+        raise TypeError(f"a {type(value).__name__} is not a number")
+    return float(value)
 
 
 def summary(name: str, values: Iterable[float]) -> Metrics:

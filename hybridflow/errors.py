@@ -27,6 +27,7 @@ class HybridflowError(Exception):
         """The dotted key of the setting at fault, if it is a single one."""
         self.among = among
         """The dotted keys of settings that conflict, one of which is at fault."""
+        self.__notes__: list[str] = []
 
     def __str__(self) -> str:
         return f"{self.message} {self.remedy}"

@@ -32,7 +32,7 @@ def after_step(callbacks: Callbacks, faults: Faults = STRICT) -> Callable[[int, 
 
     Adds a `ConfigError` for each that cannot be called with a step and its metrics.
     """
-    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    several = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
     for callback in several:
         with faults.caught():
             _check(callback)
@@ -55,8 +55,7 @@ def _check(callback: object) -> None:
             what = f"{callback!r}, which cannot be called with a step and its metrics: {error}"
         except ValueError:  # a function without a signature, such as a built-in one
             return
-    kinds = (callback if isinstance(callback, type) else type(callback)).__mro__
-    methods = {name for kind in kinds for name in vars(kind)}
+    methods = dir(callback)
     of_trl = " The code of TRL's TrainerCallback.on_step_end goes into it." if "on_step_end" in methods else ""
     raise ConfigError(
         f"callbacks= has {what}.",

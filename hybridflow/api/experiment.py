@@ -1,13 +1,13 @@
 """A run described in Python: `run`, `plan` and `assemble`, and `Experiment`, which they make."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from hybridflow.api.callbacks import Callback
+from hybridflow.api.callbacks import Callbacks, after_step
 from hybridflow.api.inputs import Inputs
 from hybridflow.api.objects import Objects, object_settings, plain_value
 from hybridflow.api.planning import Plan, plan_of
@@ -18,6 +18,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.derived import run_dir
 from hybridflow.config.section import leaves
 from hybridflow.dataflows.interface import Dataflow
+from hybridflow.dataflows.loop import AfterStep
 from hybridflow.elastic.recovery import INPUTS_FOLDER
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.checked import checked_composition
@@ -35,7 +36,7 @@ def run(
     algorithm: Algorithm = "ppo",
     settings: Settings | None = None,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     **objects: Unpack[Objects],
 ) -> Result:
     """Trains, and returns what the run has written.
@@ -47,7 +48,8 @@ def run(
     command line (`grpo`, `dapo`, ...), a preference loss (`ipo`, `simpo`, ...), or a dataflow class of your own.
     `settings` are the settings of the command line, by dotted keys or nested, with Python values; a function or class
     may stand where a setting takes `file.py:function`. `model`, `tokenizer`, `data`, `eval_data`, `reward` and `roles`
-    are paths or objects (see `Objects`). `callbacks` are called after each step; see `STOP`.
+    are paths or objects (see `Objects`). `callbacks`, one function or several, are called after each step; see
+    `STOP`.
 
     Raises a `HybridflowError` if the run fails or cannot start; in the second case, further problems are its notes.
     Ctrl-C finishes the step, saves a checkpoint, and raises `KeyboardInterrupt`. The same call resumes a run from the
@@ -60,21 +62,21 @@ def plan(
     algorithm: Algorithm = "ppo",
     settings: Settings | None = None,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     **objects: Unpack[Objects],
 ) -> Plan:
     """Checks a run without starting it: what `--dry-run` prints, as an object. Takes the arguments of `run`.
 
     Does not raise for problems of the run: `Plan.problems` has all of them. `callbacks` are not called.
     """
-    return Experiment(algorithm, settings or {}, objects).plan()
+    return Experiment(algorithm, settings or {}, objects).plan(callbacks=callbacks)
 
 
 def assemble(
     algorithm: Algorithm = "ppo",
     settings: Settings | None = None,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callbacks = (),
     **objects: Unpack[Objects],
 ) -> AbstractContextManager[System]:
     """Starts a run for a training loop of your own: `with hybridflow.assemble(...) as system`; see `System`.
@@ -110,12 +112,12 @@ class Experiment:
     """Run files, whose settings come before the others."""
 
     @classmethod
-    def load(cls, *files: str | Path) -> "Experiment":
+    def load(cls, *files: str | Path, **objects: Unpack[Objects]) -> "Experiment":
         """The experiment of one or several run files, as `hybridflow run FILE` reads them, or of the `config.yaml` of a
-        run. Raises `ConfigError` for a file that cannot be read."""
+        run, and of objects as in `hybridflow.run`. Raises `ConfigError` for a file that cannot be read."""
         paths = tuple(Path(file) for file in files)
         command = read_run_files(paths).command
-        return cls("ppo" if command is None else command.trainer, files=paths)
+        return cls("ppo" if command is None else command.trainer, objects=objects, files=paths)
 
     def with_settings(self, settings: Settings) -> "Experiment":
         """A copy with some settings replaced; of a nested mapping, only the settings in it."""
@@ -123,17 +125,17 @@ class Experiment:
         kept = {key: value for key, value in leaves(self.settings) if key not in new}
         return replace(self, settings={**kept, **new})
 
-    def run(self, *, callbacks: Sequence[Callback] = ()) -> Result:
+    def run(self, *, callbacks: Callbacks = ()) -> Result:
         """Runs it; see `hybridflow.run`."""
-        return run_composed(_composed(self), callbacks)
+        return run_composed(*_composed(self, callbacks))
 
-    def plan(self) -> Plan:
+    def plan(self, *, callbacks: Callbacks = ()) -> Plan:
         """Checks it without starting anything; see `hybridflow.plan`."""
-        return plan_of(partial(_composed_in, self))
+        return plan_of(partial(_composed_in, self, callbacks))
 
-    def assemble(self, *, callbacks: Sequence[Callback] = ()) -> AbstractContextManager[System]:
+    def assemble(self, *, callbacks: Callbacks = ()) -> AbstractContextManager[System]:
         """Starts it for a loop of your own; see `hybridflow.assemble`."""
-        return opened_system(_composed(self), callbacks)
+        return opened_system(*_composed(self, callbacks))
 
 
 def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = STRICT) -> tuple[str, Typed]:
@@ -149,28 +151,33 @@ def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = ST
     if not isinstance(algorithm, str) or is_own(algorithm):
         with faults.caught():
             settings["dataflow"] = plain_value(algorithm, inputs, key="algorithm")
-    settings |= object_settings(experiment.objects, inputs, faults)
+    written = dict(leaves(experiment.settings))
+    settings |= object_settings(experiment.objects, inputs, faults, written=written)
     for key, value in experiment.settings.items():
         with faults.caught():
             settings[key] = plain_value(value, inputs, key=key)
     return command.trainer, before.followed_by(typed_settings(settings, faults))
 
 
-def _composed_in(experiment: Experiment, folder: Path | None, faults: Faults) -> tuple[Composed, bool]:
+def _composed_in(
+    experiment: Experiment, callbacks: Callbacks, folder: Path | None, faults: Faults
+) -> tuple[Composed, bool]:
     """The configuration, with objects stored in a folder, and whether the roles fit on the devices."""
+    after_step(callbacks, faults)
     name, typed = settings_in(experiment, folder, faults)
     return checked_composition(typed, config_name=name, faults=faults)
 
 
-def _composed(experiment: Experiment) -> Composed:
-    """The checked configuration, with objects stored in the run's directory. Raises all problems together."""
+def _composed(experiment: Experiment, callbacks: Callbacks) -> tuple[Composed, AfterStep]:
+    """The checked configuration, with objects stored in the run's directory, and what calls the callbacks. Raises all
+    problems together."""
     faults, composed = Faults(collects=True), None
     with faults.caught():
-        composed, _ = _composed_in(experiment, None, faults)
+        composed, _ = _composed_in(experiment, callbacks, None, faults)
     if composed is None or faults.found:
         raise with_notes(faults.found)
     STRICT.add(*faults.warnings)
-    return composed
+    return composed, after_step(callbacks)
 
 
 def _check_types(experiment: Experiment) -> None:
@@ -180,9 +187,10 @@ def _check_types(experiment: Experiment) -> None:
             f"algorithm= is of type {type(experiment.algorithm).__name__}.",
             remedy="Give a name, such as 'grpo', or a dataflow class. Settings are the second argument.",
         )
-    if not isinstance(experiment.settings, Mapping):
+    if not isinstance(experiment.settings, Mapping) or not all(isinstance(key, str) for key in experiment.settings):
+        what = "has keys that are not text" if isinstance(experiment.settings, Mapping) else ""
         raise ConfigError(
-            f"settings= is of type {type(experiment.settings).__name__}.",
+            f"settings= {what or f'is of type {type(experiment.settings).__name__}'}.",
             remedy="Give a mapping, such as {'trainer.total_steps': 10}.",
         )
 

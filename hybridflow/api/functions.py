@@ -11,10 +11,9 @@ import inspect
 import io
 import re
 import sys
-from collections import ChainMap
 from collections.abc import Callable
 from types import CodeType, FunctionType
-from typing import ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import cloudpickle
 
@@ -23,8 +22,7 @@ from hybridflow.config.user_code import FILE_MODULE
 from hybridflow.errors import ConfigError
 
 _MOST_BYTES = 64 << 20
-_TRACKER_ID = re.compile(rb"[0-9a-f]{32}")
-"""cloudpickle gives each class a new random identifier."""
+_TRACKER_ID = re.compile(r"[0-9a-f]{32}")
 
 _FILE = '''"""A copy of `{name}`, made when the run was started from Python. Loading it runs its code."""
 
@@ -96,10 +94,32 @@ def _placeless(code: CodeType) -> tuple:
     return reduce(code.replace(co_filename="", co_firstlineno=1, co_linetable=b""))
 
 
+def _untracked_variable(variable: TypeVar) -> object:
+    reduce = cast(Callable[[TypeVar], tuple], cloudpickle.Pickler.dispatch_table[TypeVar])
+    return _untracked(reduce(variable))
+
+
+def _untracked(reduced):
+    """A class or type variable as cloudpickle reduces it, without the random identifier that it gives to each."""
+    if not isinstance(reduced, tuple) or not isinstance(reduced[1], tuple):
+        return reduced
+    maker, arguments, *state = reduced
+    names = [isinstance(value, str) and _TRACKER_ID.fullmatch(value) for value in arguments]
+    return maker, tuple("" if found else value for found, value in zip(names, arguments, strict=True)), *state
+
+
 class _Identity(cloudpickle.Pickler):
     """Pickles equal code to equal bytes, in every process and wherever it is defined."""
 
-    dispatch_table: ClassVar = ChainMap({CodeType: _placeless}, dict(cloudpickle.Pickler.dispatch_table))
+    dispatch_table: ClassVar = dict(cloudpickle.Pickler.dispatch_table) | {
+        CodeType: _placeless,
+        TypeVar: _untracked_variable,
+    }
+
+    def reducer_override(self, obj: object):
+        """Reduces classes without what differs each time."""
+        reduced = super().reducer_override(obj)
+        return _untracked(reduced) if isinstance(obj, type) else reduced
 
     def persistent_id(self, obj: object) -> object:
         """Stands for a set, whose order is random, as its elements in a fixed order; None for anything else."""
@@ -110,4 +130,4 @@ def _identity(value: object) -> str:
     """A digest of a value; for a function, of its code, defaults, and the values that it refers to."""
     written = io.BytesIO()
     _Identity(written).dump(value)
-    return hashlib.sha256(_TRACKER_ID.sub(b"", written.getvalue())).hexdigest()
+    return hashlib.sha256(written.getvalue()).hexdigest()

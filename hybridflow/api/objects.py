@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -15,10 +16,10 @@ from hybridflow.api.functions import setting_of
 from hybridflow.api.inputs import Inputs
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.other_names import counterpart
-from hybridflow.config.paths import PREFIX
-from hybridflow.errors import STRICT, ConfigError, DataError, Faults
+from hybridflow.config.paths import PREFIX, user_path
+from hybridflow.errors import STRICT, ConfigError, DataError, Faults, HybridflowError
 from hybridflow.launch.compose.overrides import suggestion
-from hybridflow.models.loading import quiet_transformers
+from hybridflow.models.loading import one_line, quiet_transformers
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -44,12 +45,13 @@ class Objects(TypedDict, total=False):
     eval_data: "Rows | None"
     """Held-out rows, in the same forms."""
 
-    reward: str | Path | Callable | PreTrainedModel | Sequence[str | Callable] | None
+    reward: str | Path | Callable | PreTrainedModel | Sequence[str | Path | Callable | PreTrainedModel] | None
     """A reward function or several: functions with a known signature, or names as in `reward.functions`. Or a reward
-    model: a path or a `PreTrainedModel`."""
+    model, also together with functions: a path, a name on the Hugging Face Hub, or a `PreTrainedModel`."""
 
     roles: Mapping[str, object] | None
-    """Further roles by name: a mapping of settings as in `roles.NAME`, or one or several reward functions."""
+    """Further roles by name: a mapping of settings as in `roles.NAME`, one or several reward functions, or a reward
+    model."""
 
 
 _STAND_INS: dict[str, dict[str, object]] = {
@@ -61,34 +63,69 @@ _STAND_INS: dict[str, dict[str, object]] = {
 """Settings in place of an object that cannot be stored, so that the other problems of a run can be found."""
 
 
-def object_settings(objects: Objects, inputs: Inputs, faults: Faults = STRICT) -> dict[str, object]:
+def object_settings(
+    objects: Objects, inputs: Inputs, faults: Faults = STRICT, *, written: Collection[str] = ()
+) -> dict[str, object]:
     """The settings that stand for the objects; the objects themselves are stored among the inputs.
 
-    Adds a `ConfigError` or a `DataError` for each object that cannot be stored. Raises `TypeError` for an argument that
-    `Objects` does not have.
+    Adds a `ConfigError` or a `DataError` for each object that cannot be stored, that `Objects` does not have, or that
+    stands for one of the settings `written` by the user.
     """
+    tokenizer = objects.get("tokenizer")
     makers = {
-        "model": lambda model: _model_settings(model, objects.get("tokenizer"), inputs),
+        "model": lambda model: _under("model", _model(model, inputs, [tokenizer, _origin(model)], argument="model")),
         "tokenizer": lambda tokenizer: {"model.tokenizer_path": _stored(tokenizer, "tokenizer", inputs)},
         "data": lambda data: {"data.train_files": _files(data, "data", inputs)},
         "eval_data": lambda data: {"data.eval_files": _files(data, "eval_data", inputs)},
-        "reward": lambda reward: _reward_settings(reward, inputs),
-        "roles": lambda roles: {f"roles.{name}": _role(role, name, inputs) for name, role in roles.items()},
+        "reward": lambda reward: _reward_settings(reward, tokenizer, inputs),
+        "roles": lambda roles: _roles(roles, tokenizer, inputs),
     }
     found: dict[str, object] = {}
     for name, given in objects.items():
         if name not in makers:
-            instead = counterpart(name) or did_you_mean(name, makers).rstrip() or suggestion(name).rstrip()
-            raise TypeError(
-                f"unexpected argument '{name}'. {instead} The objects are {', '.join(makers)}; settings are the second"
-                " argument, a mapping."
-            )
-        before = len(faults.found)
-        with faults.caught():
-            found |= {} if given is None else makers[name](given)
-        if len(faults.found) > before:
-            found |= _STAND_INS.get(name, {})
+            faults.add(_unknown(name, makers))
+        elif given is not None:
+            before, made = len(faults.found), {}
+            with faults.caught(), _in_words(name):
+                made = makers[name](given)
+            faults.add(*_conflicts(name, made, written))
+            found |= made if len(faults.found) == before else _STAND_INS.get(name, {})
     return found
+
+
+def _unknown(name: str, known: Collection[str]) -> ConfigError:
+    instead = counterpart(name) or did_you_mean(name, known).rstrip() or suggestion(name).rstrip()
+    return ConfigError(
+        f"There is no argument {name}=.",
+        remedy=f"{instead} The objects are {', '.join(known)}; settings are the second argument, a mapping.".lstrip(),
+    )
+
+
+def _conflicts(name: str, made: Collection[str], written: Collection[str]) -> Iterator[ConfigError]:
+    """An error for each setting of the user that an argument stands for as well."""
+    for key in made:
+        same = next((other for other in written if f"{other}.".startswith(f"{key}.")), None)
+        if same is not None and (name, key) != ("model", "model.tokenizer_path"):
+            yield ConfigError(
+                f"{name}= and the setting {same} are both given, and stand for the same.",
+                remedy=f"Leave out {name}= or {same}.",
+                key=same,
+            )
+
+
+@contextmanager
+def _in_words(name: str) -> Iterator[None]:
+    """An argument that a library cannot store, for whatever reason, is one `HybridflowError`."""
+    try:
+        yield
+    except HybridflowError:
+        raise
+    except Exception as error:  # an object can be wrong in as many ways as there are libraries
+        kind = DataError if name in ("data", "eval_data") else ConfigError
+        raise kind(
+            f"{name}= cannot be stored in the run's directory: {one_line(error)}.",
+            remedy="Correct it, or write it to a file yourself and give the path.",
+        ) from error
 
 
 def plain_value(value: object, inputs: Inputs, *, key: str) -> object:
@@ -109,16 +146,33 @@ def plain_value(value: object, inputs: Inputs, *, key: str) -> object:
     return value
 
 
-def _model_settings(model: object, tokenizer: object, inputs: Inputs) -> dict[str, object]:
-    settings: dict[str, object] = {"model.path": _stored(model, "model", inputs)}
-    if isinstance(model, PreTrainedModel) and tokenizer is None:
-        if not model.name_or_path:
-            raise ConfigError(
-                "model= is a model that was not loaded from a directory, and there is no tokenizer=.",
-                remedy="Give its tokenizer: tokenizer=AutoTokenizer.from_pretrained(...), or a path.",
-            )
-        settings["model.tokenizer_path"] = model.name_or_path
-    return settings
+def _under(section: str, settings: Mapping[str, object]) -> dict[str, object]:
+    return {f"{section}.{name}": value for name, value in settings.items()}
+
+
+def _origin(model: object) -> str | None:
+    """Where a model in memory was loaded from, if it was; its tokenizer is there."""
+    return (model.name_or_path or None) if isinstance(model, PreTrainedModel) else None
+
+
+def _model(model: object, inputs: Inputs, tokenizers: Sequence[object], *, argument: str) -> dict[str, object]:
+    """The path of a model and, for one in memory, of the first of several tokenizers that is given."""
+    if not isinstance(model, PreTrainedModel):
+        return {"path": _stored(model, "model", inputs)}
+    kind, given = type(model), [tokenizer for tokenizer in tokenizers if tokenizer is not None]
+    if not kind.__module__.startswith(("transformers.", "transformers_modules.")):
+        raise ConfigError(
+            f"{argument}= is a {kind.__name__}, a class of {kind.__module__}, which transformers cannot load: the run"
+            f" would train a {kind.__mro__[1].__name__}.",
+            remedy="Save it with its code (register_for_auto_class, save_pretrained), and give its path, with"
+            " model.trust_remote_code=true.",
+        )
+    if not given:
+        raise ConfigError(
+            f"{argument}= is a model that was not loaded from a directory, and there is no tokenizer=.",
+            remedy="Give its tokenizer: tokenizer=AutoTokenizer.from_pretrained(...), or a path.",
+        )
+    return {"path": _stored(model, "model", inputs), "tokenizer_path": _stored(given[0], "tokenizer", inputs)}
 
 
 def _stored(given: object, name: str, inputs: Inputs) -> str:
@@ -144,7 +198,8 @@ def _files(given: object, name: str, inputs: Inputs) -> list[str]:
             splits = ", ".join(map(str, given)) if isinstance(given, Mapping) else ""
             raise DataError(f"{name}= has several splits ({splits}).", remedy=f"Choose one: {name}=dataset['train'].")
     if _is(given, "datasets", "Dataset") or _is(given, "pandas", "DataFrame"):
-        return [inputs.keep("data.parquet", given.to_parquet)]  # pyright: ignore[reportAttributeAccessIssue]
+        with _without_bars():
+            return [inputs.keep("data.parquet", given.to_parquet)]  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise DataError(
             f"{name}= is of type {type(given).__name__}.",
@@ -152,11 +207,36 @@ def _files(given: object, name: str, inputs: Inputs) -> list[str]:
         )
     rows = list(given)
     if rows and all(isinstance(row, str | Path) for row in rows):
+        if any(isinstance(row, str) and not _may_be_file(row) for row in rows):
+            raise DataError(
+                f"{name}= is a list of texts, which are read as names of files; {str(rows[0])!r} is none.",
+                remedy='Give rows as mappings, such as {"prompt": "1+1=", "answer": "2"}.',
+            )
         return list(map(str, rows))
     lines = [_line(row, number, name) for number, row in enumerate(rows, start=1)]
     if not lines:
-        raise DataError(f"{name}= has no rows.", remedy="Give at least one row, or leave it out.")
-    return [inputs.keep("data.jsonl", lambda path: path.write_text("".join(lines), encoding="utf-8"))]
+        used = "An iterator can be read only once: give a list. " if isinstance(given, Iterator) else ""
+        raise DataError(f"{name}= has no rows.", remedy=f"{used}Give at least one row, or leave it out.")
+    return [inputs.keep("data.jsonl", lambda path: path.write_bytes(b"".join(lines)))]
+
+
+def _may_be_file(text: str) -> bool:
+    """Whether a text can be the name of a file, a pattern, or a name on the Hub or of the package: no prose."""
+    return user_path(text).exists() or any(sign in text for sign in "./:*")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hides the progress bars of `datasets`, if it is used."""
+    module = sys.modules.get("datasets")
+    if module is None or module.are_progress_bars_disabled():
+        yield
+        return
+    module.disable_progress_bars()
+    try:
+        yield
+    finally:
+        module.enable_progress_bars()
 
 
 def _is(given: object, module: str, kind: str) -> bool:
@@ -165,17 +245,17 @@ def _is(given: object, module: str, kind: str) -> bool:
     return known is not None and isinstance(given, known)
 
 
-def _line(row: object, number: int, name: str) -> str:
+def _line(row: object, number: int, name: str) -> bytes:
     if not isinstance(row, Mapping):
         raise DataError(
             f"{name}=: row {number} is of type {type(row).__name__}.",
             remedy="Give each row as a mapping, such as {'prompt': '1+1=', 'answer': '2'}.",
         )
     try:
-        return json.dumps(dict(row), ensure_ascii=False, default=_json_value) + "\n"
-    except (TypeError, ValueError) as error:
+        return f"{json.dumps(dict(row), ensure_ascii=False, default=_json_value)}\n".encode()
+    except Exception as error:  # of the row's own classes as well
         raise DataError(
-            f"{name}=: row {number} cannot be written as JSON: {error}.",
+            f"{name}=: row {number} cannot be written as JSON: {one_line(error)}.",
             remedy="Use text, numbers, true and false, lists and mappings of these.",
         ) from error
 
@@ -186,10 +266,32 @@ def _json_value(value: object) -> object:
     raise TypeError(f"it has a {type(value).__name__}")
 
 
-def _reward_settings(reward: object, inputs: Inputs) -> dict[str, object]:
-    if isinstance(reward, Path | PreTrainedModel):
-        return {"reward.model.path": _stored(reward, "model", inputs)}
-    return {"reward.functions": _functions(reward, inputs, key="reward")}
+def _reward_settings(reward: object, tokenizer: object, inputs: Inputs) -> dict[str, object]:
+    """The settings of functions and of at most one reward model."""
+    several = list(reward) if isinstance(reward, list | tuple) else [reward]
+    models = [each for each in several if _is_model(each)]
+    functions = [each for each in several if not _is_model(each)]
+    if len(models) > 1:
+        raise ConfigError(
+            f"reward= has {len(models)} reward models.",
+            remedy="Give one, and the others by name: roles={'second': ...}.",
+        )
+    found = _under("reward.model", _scorer(models[0], tokenizer, inputs, argument="reward")) if models else {}
+    return found | (
+        {} if models and not functions else {"reward.functions": _functions(functions, inputs, key="reward")}
+    )
+
+
+def _scorer(model: object, tokenizer: object, inputs: Inputs, *, argument: str) -> dict[str, object]:
+    """A reward model reads with the tokenizer that it was loaded with; one made in memory, with the policy's."""
+    return _model(model, inputs, [_origin(model), tokenizer], argument=argument)
+
+
+def _is_model(given: object) -> bool:
+    """Whether a reward is a model: an object, a path, or a text that no function's name can be."""
+    if not isinstance(given, str):
+        return isinstance(given, Path | PreTrainedModel)
+    return ("/" in given and ".py" not in given and "://" not in given) or (user_path(given) / "config.json").is_file()
 
 
 def _functions(given: object, inputs: Inputs, *, key: str) -> list[object]:
@@ -203,12 +305,23 @@ def _functions(given: object, inputs: Inputs, *, key: str) -> list[object]:
     return [plain_value(each, inputs, key=key) for each in several]
 
 
-def _role(role: object, name: str, inputs: Inputs) -> dict[str, object]:
+def _roles(roles: object, tokenizer: object, inputs: Inputs) -> dict[str, object]:
+    if not isinstance(roles, Mapping):
+        raise ConfigError(
+            f"roles= is of type {type(roles).__name__}.",
+            remedy="Give a mapping by name, such as {'style': my_function}.",
+        )
+    return {f"roles.{name}": _role(role, str(name), tokenizer, inputs) for name, role in roles.items()}
+
+
+def _role(role: object, name: str, tokenizer: object, inputs: Inputs) -> dict[str, object]:
     """The settings of a role; a model given as a path or an object is its `model.path`."""
+    if _is_model(role):
+        role = {"kind": "reward_model", "model": role}
     if not isinstance(role, Mapping):
         return {"kind": "reward_function", "functions": _functions(role, inputs, key=f"roles.{name}")}
     settings = dict(role)
     model = settings.get("model")
     if isinstance(model, str | Path | PreTrainedModel):
-        settings["model"] = {"path": _stored(model, "model", inputs)}
+        settings["model"] = _scorer(model, tokenizer, inputs, argument=f"roles.{name}.model")
     return {str(key): plain_value(value, inputs, key=f"roles.{name}.{key}") for key, value in settings.items()}

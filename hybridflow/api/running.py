@@ -7,25 +7,24 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 
 from rich.console import Console
 
-from hybridflow.api.callbacks import Callback, after_step
 from hybridflow.api.result import Result
 from hybridflow.dataflows.loop import AfterStep
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
-from hybridflow.errors import Faults, HybridflowError, explained
+from hybridflow.errors import STRICT, Faults, HybridflowError, explained
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine
 from hybridflow.launch.execute import OpenedRun, opened_run
 from hybridflow.launch.messages import say_finished
-from hybridflow.launch.prepare import Prepared, prepare
+from hybridflow.launch.prepare import Prepared, begin_log, checked_plan, prepare_planned
 from hybridflow.observability.logs import logging_restored
 from hybridflow.observability.printable import PlainConsole, error_console
 from hybridflow.optional import check_builds
 
 
-def run_composed(composed: Composed, callbacks: Sequence[Callback]) -> Result:
+def run_composed(composed: Composed, after_step: AfterStep) -> Result:
     """Executes a run and returns its result. Raises what ended it: an error, or `KeyboardInterrupt` after Ctrl-C."""
-    with opened(composed, after_step(callbacks)) as (run, stop):
+    with opened(composed, after_step) as (run, stop):
         outcome = run.loop.run()
     if outcome.stopped is not None:
         interrupt(stop)
@@ -33,7 +32,7 @@ def run_composed(composed: Composed, callbacks: Sequence[Callback]) -> Result:
 
 
 @contextmanager
-def opened(composed: Composed, after_step: AfterStep | None = None) -> Iterator[tuple[OpenedRun, Stop]]:
+def opened(composed: Composed, after_step: AfterStep) -> Iterator[tuple[OpenedRun, Stop]]:
     """Starts a composed run; closing it stops all processes and writes the report. Raises the error that ended it."""
     check_builds()
     stop, console = Stop(), notebook_or_terminal()
@@ -57,13 +56,16 @@ def interrupt(stop: Stop) -> None:
 
 def prepared_or_refused(composed: Composed) -> Prepared:
     """The prepared run; raises the first problem of one that cannot start, with all others as notes."""
-    try:
-        return prepare(composed)
-    except HybridflowError as error:
-        faults = Faults(collects=True)
-        faults.add(error)
+    faults, plan = Faults(collects=True), None
+    begin_log()
+    with faults.caught():
+        plan = checked_plan(composed, faults)
+        prepared = prepare_planned(plan, faults)
+        STRICT.add(*faults.warnings)
+        return prepared
+    if plan is None:
         examine(composed, faults, has_layout=True)
-        raise with_notes(faults.found) from error.__cause__
+    raise with_notes(faults.found)
 
 
 def with_notes(found: Sequence[HybridflowError]) -> HybridflowError:

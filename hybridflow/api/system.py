@@ -1,14 +1,13 @@
 """A run whose steps are taken by the caller: its roles, its data, and what the training loop otherwise does."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from hybridflow.api.callbacks import Callback, after_step
 from hybridflow.api.running import interrupt, opened
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import Dataflow, role_needs
-from hybridflow.dataflows.loop import Loop, Run
+from hybridflow.dataflows.loop import AfterStep, Loop, Run
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.compose import Composed
@@ -51,6 +50,11 @@ class System:
         return {name: held[name] for name in role_needs(type(self.dataflow)) if held[name] is not None}
 
     @property
+    def run_dir(self) -> Path:
+        """The directory of the run; `hybridflow.Result` reads it."""
+        return self._run.checkpoints.run_dir
+
+    @property
     def step(self) -> int:
         """The number of the current step, from 1; before the first, the number of steps that are done."""
         return self._loop.step + (self._stepping is not None)
@@ -73,10 +77,11 @@ class System:
         if self._stop.signal is not None:
             self.save()
 
-    def log(self, metrics: Mapping[str, float] | Metrics) -> None:
-        """Adds metrics to the row of the step."""
+    def log(self, metrics: Mapping[str, float] | Metrics) -> dict[str, float]:
+        """Adds metrics to the row of the step, and returns the row."""
         self._end_step()
         self._loop.record(measured(metrics, owner="system.log"))
+        return dict(self._loop.row or {})
 
     def evaluate(self) -> dict[str, float]:
         """Evaluates the model on the held-out data, adds the metrics to the row of the step, and returns them."""
@@ -104,6 +109,9 @@ class System:
         self._complete_row()
         self._loop.log_step()
 
+    def __repr__(self) -> str:
+        return f"System(run_dir={str(self.run_dir)!r}, step={self.step}, roles={list(self.roles)})"
+
     def _complete_row(self) -> None:
         """Ends the current step, and calls the callbacks with its row, once."""
         self._end_step()
@@ -119,9 +127,9 @@ class System:
 
 
 @contextmanager
-def opened_system(composed: Composed, callbacks: Sequence[Callback] = ()) -> Iterator[System]:
+def opened_system(composed: Composed, after_step: AfterStep) -> Iterator[System]:
     """Starts a composed run; closing it stops all processes and writes the report."""
-    with opened(composed, after_step(callbacks)) as (run, stop), run.loop.may_be_abandoned():
+    with opened(composed, after_step) as (run, stop), run.loop.may_be_abandoned():
         system = System(run.run, run.loop, stop)
         run.loop.begin()
         yield system

@@ -63,6 +63,9 @@ class Worker:
     def __init__(self, context: WorkerContext) -> None:
         self.context = context
 
+    def close(self) -> None:
+        """Ends the processes that the worker has started; called when the worker's own process outlives the run."""
+
 
 @dataclass(frozen=True)
 class WorkerSpec:

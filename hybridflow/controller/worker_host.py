@@ -96,6 +96,11 @@ class WorkerHost:
         """The node, process and device."""
         return HostInfo(self.node, os.getpid(), self.device)
 
+    def close(self) -> None:
+        """Ends what the workers have started."""
+        for worker in self.workers.values():
+            worker.close()
+
     def changes_begun(self) -> int:
         """The number of calls begun in this process that may change the state that a checkpoint holds."""
         return self._changes_begun

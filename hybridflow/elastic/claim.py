@@ -74,7 +74,9 @@ def check_unclaimed(run_dir: Path) -> None:
 
 def _in_use(run_dir: Path, *, by_own: bool = False) -> ResourceError:
     """The error for a directory that another process, or another run of this process, has locked."""
-    who, end = ("another run of this process", "run") if by_own else ("another process", f"process (fuser -v {run_dir})")
+    who, end = (
+        ("another run of this process", "run") if by_own else ("another process", f"process (fuser -v {run_dir})")
+    )
     return ResourceError(
         f"trainer.run_dir={run_dir} is being written by {who}.",
         remedy=f"Use another directory (trainer.run_dir or trainer.experiment), or end that {end}.",

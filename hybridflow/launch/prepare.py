@@ -13,7 +13,7 @@ from hybridflow.launch.plan.length import length_in_words, with_length
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.resume import fingerprints
 from hybridflow.launch.rules.all import DATA_RULES, LENGTH_RULES, PLAN_RULES
-from hybridflow.launch.run_directory import EarlierRun, open_directory
+from hybridflow.launch.run_directory import EarlierRun, open_directory, start_in_words
 from hybridflow.launch.step_trace import step_problems
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.provenance import log_start
@@ -37,11 +37,27 @@ class Prepared:
 
 def prepare(composed: Composed) -> Prepared:
     """Plans a run, checks the plan and the data by all rules, and only then opens the run directory."""
+    begin_log()
+    return prepare_planned(checked_plan(composed))
+
+
+def begin_log() -> None:
+    """Shows log lines, and says which versions run."""
     configure_logging(None)
     log_start()
-    plan = checked_plan(composed)
-    data = checked_data(plan)
-    plan = checked_length(plan, data)
+
+
+def prepare_planned(plan: RunPlan, faults: Faults = STRICT) -> Prepared:
+    """Checks the data of a planned run by all rules, and opens the run directory.
+
+    With `faults` that collect, all problems are found before the first of them is raised.
+    """
+    data = checked_data(plan, faults)
+    plan = checked_length(plan, data, faults)
+    if faults.found:
+        with faults.caught():
+            start_in_words(plan, data)
+        raise faults.found[0]
     if (length := length_in_words(plan, data)) is not None:
         logger.info("%s", length)
     inputs = fingerprints(plan)

@@ -5,8 +5,10 @@ import logging
 import math
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
@@ -56,6 +58,19 @@ _ARCHITECTURES = {
     "language": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "value": MODEL_MAPPING_NAMES | MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
 }
+
+
+@dataclass
+class _Quiet:
+    """What transformers shows outside of the blocks that hide it, of all threads; the last block to end restores it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    blocks: int = 0
+    verbosity: int = 0
+    has_bars: bool = False
+
+
+_QUIET = _Quiet()
 _DTYPES = {Dtype.float32: torch.float32, Dtype.bfloat16: torch.bfloat16}
 
 
@@ -240,15 +255,22 @@ def check_finite(name: str, weight: Tensor, place: Path) -> None:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Hides transformers' progress bars and loading reports; the relevant parts of them are checked here."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    with _QUIET.lock:
+        _QUIET.blocks += 1
+        if _QUIET.blocks == 1:
+            _QUIET.verbosity = transformers_logging.get_verbosity()
+            _QUIET.has_bars = transformers_logging.is_progress_bar_enabled()
+            transformers_logging.set_verbosity_error()
+            transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
+        with _QUIET.lock:
+            _QUIET.blocks -= 1
+            if _QUIET.blocks == 0:
+                transformers_logging.set_verbosity(_QUIET.verbosity)
+                if _QUIET.has_bars:
+                    transformers_logging.enable_progress_bar()
 
 
 def _remedy(error: Exception, otherwise: str) -> str:

@@ -66,14 +66,16 @@ class RewardScorer:
         """The label of each function, which names its metrics and column."""
         return [function.label for function in self.functions]
 
-    def check_columns(self, columns: Collection[str], faults: Faults = STRICT) -> None:
-        """Adds a `ConfigError` for each column that a function requires and the data does not have."""
+    def check_columns(
+        self, columns: Collection[str], faults: Faults = STRICT, *, data: str = "the data", remedy: str = ""
+    ) -> None:
+        """Adds a `ConfigError` for each column that a function requires and the data, named `data`, does not have."""
         for function in self.functions:
             for name in sorted(function.required_columns - set(columns)):
                 error = ConfigError(
-                    f"The reward function '{function.setting}' needs the column '{name}'; the data does not have it.",
+                    f"The reward function '{function.setting}' needs the column '{name}'; {data} does not have it.",
                     remedy=f"{did_you_mean(name, columns)}The columns are: {', '.join(columns)}. Rename the parameter "
-                    "or the column, or give the parameter a default.",
+                    f"or the column, or give the parameter a default.{remedy}",
                 )
                 faults.add(error)
 
@@ -87,6 +89,10 @@ class RewardScorer:
     def start(self) -> None:
         """Starts processes in the background; otherwise the first `score` starts them."""
         self._runner.start()
+
+    def close(self) -> None:
+        """Ends the processes; a later `score` starts new ones."""
+        self._runner.close()
 
     def score(
         self,

@@ -26,6 +26,10 @@ class RewardFunctionWorker(Worker):
         self._scorer.start()
         self._tokenizer = load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token)
 
+    def close(self) -> None:
+        """Ends the processes of the functions."""
+        self._scorer.close()
+
     @transfer(DATA_PARALLEL, provides=("scores",), changes=False)
     def score(self, batch: Batch) -> Batch:
         """`scores` [B], and a column `rewards/<function>` [B] for each function (NaN where it gave no score).

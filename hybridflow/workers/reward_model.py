@@ -86,6 +86,11 @@ class RewardModelWorker(Worker):
         wants_functions = bool(reward.functions) and does_answer
         self._functions = RewardFunctionWorker(context, reward=reward, model=policy) if wants_functions else None
 
+    def close(self) -> None:
+        """Ends the processes of the functions."""
+        if self._functions is not None:
+            self._functions.close()
+
     @transfer(DATA_PARALLEL, provides=("scores",), changes=False)
     def score(self, batch: Batch) -> Batch:
         """`scores` [B]: `reward.model_weight` times the model's score, plus the functions' weighted sum.

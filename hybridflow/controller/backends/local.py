@@ -71,13 +71,18 @@ class LocalBackend:
         return not self.is_changing()
 
     def kill(self, handles: Sequence[Handle]) -> None:
-        """Forgets the pools of these workers."""
+        """Closes and forgets the pools of these workers."""
         for handle in handles:
-            self._hosts.pop(handle.pool, None)
+            self._close(handle.pool)
 
     def shutdown(self) -> None:
-        """Forgets all workers."""
-        self._hosts.clear()
+        """Closes and forgets all workers."""
+        for pool in list(self._hosts):
+            self._close(pool)
+
+    def _close(self, pool: ResourcePool) -> None:
+        for host in self._hosts.pop(pool, []):
+            host.close()
 
     def _changes_begun(self) -> int:
         return sum(host.changes_begun() for hosts in self._hosts.values() for host in hosts)

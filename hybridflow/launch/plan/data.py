@@ -99,8 +99,8 @@ class RunData:
     """Held-out rows of the kind that the dataflow trains on, if it evaluates on them."""
 
     tokenizer: PreTrainedTokenizerBase
-    scored_columns: list[str]
-    """Columns of all that reward functions will see."""
+    scored_columns: Mapping[str, list[str]]
+    """Columns of all that reward functions will see, by the setting of the files."""
 
     def decode(self, ids: Ragged) -> list[str]:
         """Texts of token ids, one per row."""
@@ -161,10 +161,9 @@ def load_data(plan: RunPlan) -> RunData:
             is_task = {*data.eval_files} <= {*_PROMPTS_OF_THE_TASK} and any(pair_problems(config, dataflow))
             if dataflow.evaluate is not Dataflow.evaluate and are_splits_named and not is_task:
                 held_out = _measured(plan, read, tokenizer, is_scored=questions is not None)
-    scored = [streams["prompts"].columns] if dataflow.data == "prompts" and "prompts" in streams else []
-    scored += [] if questions is None else [questions.columns]
-    common = [name for name in scored[0] if all(name in columns for columns in scored)] if scored else _ALWAYS_THERE
-    return RunData(streams, questions, held_out, tokenizer, common)
+    scored = {TRAIN_FILES: streams["prompts"].columns} if dataflow.data == "prompts" and "prompts" in streams else {}
+    scored |= {} if questions is None else {EVAL_FILES: questions.columns}
+    return RunData(streams, questions, held_out, tokenizer, scored or {TRAIN_FILES: _ALWAYS_THERE})
 
 
 def file_problems(config: Experiment) -> Iterator[HybridflowError]:

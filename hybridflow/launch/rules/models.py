@@ -21,7 +21,7 @@ from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.engines.rollout.stop_strings import check_reads_text
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import Advice, ConfigError, EngineError, Faults, HybridflowError, Problem
-from hybridflow.launch.plan.data import RunData
+from hybridflow.launch.plan.data import EVAL_FILES, RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, RoleSpec, is_wanted
 from hybridflow.models.adapters.lora import chosen_targets
@@ -172,11 +172,20 @@ def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
         with faults.caught():
             if reward.functions or reward.model.path is None:
                 scorer = RewardScorer(reward, faults)
-                if data is not None:
-                    scorer.check_columns(data.scored_columns, faults)
+                known = len(faults.found)
+                for setting, columns in ({} if data is None else data.scored_columns).items():
+                    if len(faults.found) == known:
+                        _check_columns(scorer, setting, columns, plan.config, faults)
                 scorer.check_servers(faults)
     check_settings(rewards, faults)
     return faults.found
+
+
+def _check_columns(scorer: RewardScorer, setting: str, columns: list[str], config: Experiment, faults: Faults) -> None:
+    is_held_out = setting == EVAL_FILES
+    files = ",".join(config.data.eval_files if is_held_out else config.data.train_files)
+    remedy = f" Without evaluation: {EVAL_FILES}=[]." if is_held_out else ""
+    scorer.check_columns(columns, faults, data=f"{setting}=[{files}]", remedy=remedy)
 
 
 def reward_function_problems(config: Experiment, dataflow: type[Dataflow] | None) -> list[HybridflowError]:

@@ -17,6 +17,10 @@ class Runner(Protocol):
         """Starts processes in the background; otherwise `run` starts them."""
         ...
 
+    def close(self) -> None:
+        """Ends the processes."""
+        ...
+
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
         """One outcome per function. After more than `allowed_failures` of a function, its outcome may be incomplete."""
         ...
@@ -44,6 +48,11 @@ class MixedRunner:
         """Starts both runners."""
         self._trusted.start()
         self._others.start()
+
+    def close(self) -> None:
+        """Closes both runners."""
+        self._trusted.close()
+        self._others.close()
 
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}

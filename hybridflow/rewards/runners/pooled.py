@@ -21,7 +21,7 @@ class PooledRunner:
 
     A chunk may take `reward.timeout_seconds` per sample. A process that takes longer, uses more than `reward.memory_mb`
     above its baseline, or ends, is replaced. Each process finds the functions by their settings, so they need not be
-    picklable; code that has changed meanwhile is an error. The processes end when the runner is collected.
+    picklable; code that has changed meanwhile is an error. The processes end when the runner is closed or collected.
 
         runner = PooledRunner(config.reward, processes=4)
         outcomes = runner.run(functions, samples, allowed_failures=0)
@@ -38,6 +38,13 @@ class PooledRunner:
     def start(self) -> None:
         """Starts the fork server, which takes longest."""
         self._server.start()
+
+    def close(self) -> None:
+        """Ends all processes; `run` starts new ones."""
+        for process in self._processes:
+            process.connection.close()
+        self._processes.clear()
+        self._server.close()
 
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
         """One outcome per function, in their order; samples after too many failures are left out."""

@@ -104,7 +104,7 @@ class PoolProcess:
 
 
 class ForkServer:
-    """The process that forks the others. All of them end when it is collected, or when its owner dies."""
+    """The process that forks the others. All of them end when it is closed or collected, or when its owner dies."""
 
     def __init__(self, config: Reward) -> None:
         self._setup = Setup(config, [path for path in sys.path if path])
@@ -131,6 +131,11 @@ class ForkServer:
         self._control.send(self._setup)
         self._close = weakref.finalize(self, _close, process, self._control)
 
+    def close(self) -> None:
+        """Ends the server and its processes, if it runs."""
+        self._close()
+        self._control = None
+
     def check_code(self, code: Code) -> None:
         """Raises `RewardError` if a process imported other code than this process or another process of the pool."""
         changed = sorted(file for file, digest in code.items() if self._code.setdefault(file, digest) != digest)
@@ -155,8 +160,7 @@ class ForkServer:
 
     def _died(self) -> RewardError:
         assert self._process is not None, "the fork server was not started"
-        self._close()
-        self._control = None
+        self.close()
         status = self._process.returncode
         if status == -signal.SIGKILL:
             remedy = "The kernel does so when memory runs out (see `dmesg`): lower reward.processes."

@@ -20,6 +20,9 @@ class SerialRunner:
     def start(self) -> None:
         """Does nothing."""
 
+    def close(self) -> None:
+        """Does nothing."""
+
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
         """One outcome per function, in their order; stops a function after more than `allowed_failures`."""
         concurrent = [index for index, function in enumerate(functions) if function.is_async and len(functions) > 1]

@@ -46,7 +46,7 @@ def after_step(callbacks: Callbacks, faults: Faults = STRICT) -> Callable[[int, 
 
 def _check(callback: object) -> None:
     """Raises `ConfigError` unless the callback takes a step and its metrics."""
-    what = f"a {type(callback).__name__}, which is not a function"
+    what = f"an object of type {type(callback).__name__}, which is not a function"
     if callable(callback):
         try:
             inspect.signature(callback).bind(1, {})

@@ -162,8 +162,8 @@ def _model(model: object, inputs: Inputs, tokenizers: Sequence[object], *, argum
     kind, given = type(model), [tokenizer for tokenizer in tokenizers if tokenizer is not None]
     if not kind.__module__.startswith(("transformers.", "transformers_modules.")):
         raise ConfigError(
-            f"{argument}= is a {kind.__name__}, a class of {kind.__module__}, which transformers cannot load: the run"
-            f" would train a {kind.__mro__[1].__name__}.",
+            f"{argument}= is of type {kind.__name__}, a class of {kind.__module__}, which transformers cannot load:"
+            f" the run would train a {kind.__mro__[1].__name__}.",
             remedy="Save it with its code (register_for_auto_class, save_pretrained), and give its path, with"
             " model.trust_remote_code=true.",
         )

@@ -19,7 +19,7 @@ def test_every_name_is_listed_documented_and_is_what_its_module_defines():
         "- `to_pandas()`: The rows",
         "- `tokenizer`: The tokenizer",
         "Returned by a callback",
-        "- `load(*files)`: The experiment of",
+        "- `load(*files, **objects)`: The experiment of",
         "- `objects`: `model`, `data`",
         "- `warnings`: Settings that will not",
         "## Ending\n",

@@ -9,16 +9,23 @@ import datasets
 import numpy
 import pandas
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from hybridflow.api.functions import setting_of
 from hybridflow.api.inputs import Inputs
 from hybridflow.api.objects import object_settings
 from hybridflow.config.user_code import load_member
 from hybridflow.data.sources import read_table
-from hybridflow.errors import ConfigError, HybridflowError
+from hybridflow.errors import ConfigError, Faults, HybridflowError
 from hybridflow.rewards.functions.exact_match import exact_match
+from tests.toys import toy_model
 
 ROWS = [{"prompt": "1+1=", "answer": 2}, {"prompt": "\u00fc", "answer": 3}]
+
+
+class Own(LlamaForCausalLM):
+    """A model with code of its own."""
 
 
 def named(completions):
@@ -65,12 +72,53 @@ def test_equal_rows_are_one_file_and_paths_stay_paths(tmp_path):
         ({"data": datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS))}, r"data= has several splits \(train\)"),
         ({"reward": 3}, "reward= has an object of type int"),
         ({"model": 3}, "model= is of type int"),
+        ({"model": Own(toy_model("llama").config)}, "model= is of type Own, .* the run would train a LlamaForCausalLM"),
+        ({"model": toy_model("llama").to("meta"), "tokenizer": "t"}, "model= cannot be stored .*meta"),
+        ({"data": ["1+1=", "2+2="]}, "data= is a list of texts, .*; '1\\+1=' is none"),
+        ({"data": [{"prompt": "\ud800"}]}, "data=: row 1 cannot be written as JSON: .*surrogates"),
+        ({"data": [{"prompt": torch.empty(2, device="meta")}]}, "data=: row 1 cannot be written as JSON: .*meta"),
+        ({"data": pandas.DataFrame({"prompt": ["a", 1, {}]})}, "data= cannot be stored .*: "),
+        ({"data": iter(())}, "data= has no rows. An iterator can be read only once"),
+        ({"roles": 3}, "roles= is of type int"),
+        ({"reward": ["a/b", "c/d"]}, "reward= has 2 reward models"),
     ],
 )
 def test_what_cannot_be_stored_is_refused_in_words(tmp_path, objects, words):
     with pytest.raises(HybridflowError, match=words) as refused:
         object_settings(objects, Inputs(tmp_path))
     assert refused.value.remedy
+
+
+def test_a_setting_and_an_argument_that_stand_for_the_same_are_refused(tmp_path):
+    objects = {"data": ROWS, "eval_data": ROWS, "model": toy_model("llama"), "tokenizer": "t", "roles": {"a": named}}
+    written = ["data.train_files", "data.eval_files", "model.path", "roles.a.kind", "trainer.seed"]
+    faults = Faults(collects=True)
+    object_settings(objects, Inputs(tmp_path), faults, written=written)
+    assert [error.key for error in faults.found] == written[:-1]
+    assert "data= and the setting data.train_files are both given" in str(faults.found[0])
+    loaded = toy_model("llama")
+    loaded.config._name_or_path = loaded.name_or_path = "its/origin"
+    assert object_settings({"model": loaded}, Inputs(tmp_path), written=["model.tokenizer_path"])
+
+
+def test_a_path_or_a_name_on_the_hub_is_a_reward_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "config.json").write_text("{}")
+    inputs = Inputs(tmp_path / "inputs")
+    for model in ("runs/rm/model", "Qwen/Reward-0.5B", "judge"):
+        assert object_settings({"reward": model}, inputs) == {"reward.model.path": model}
+    both = object_settings({"reward": ["exact_match", "a/b"], "roles": {"second": "c/d"}}, inputs)
+    assert both["reward.model.path"] == "a/b" and both["reward.functions"] == ["exact_match"]
+    assert both["roles.second"] == {"kind": "reward_model", "model": {"path": "c/d"}}
+    for function in ("my/file.py:f", "verl:my/file.py:f", "package.f", "http://host/path", "exact_match"):
+        assert object_settings({"reward": function}, inputs) == {"reward.functions": [function]}
+    model = toy_model("llama")
+    made = object_settings({"reward": model, "tokenizer": "mine"}, inputs)
+    assert made["reward.model.tokenizer_path"] == "mine"
+    model.name_or_path = "its/origin"
+    made = object_settings({"reward": model, "tokenizer": "mine"}, inputs)
+    assert made["reward.model.tokenizer_path"] == "its/origin"
 
 
 def test_functions_that_can_be_imported_are_named(tmp_path):
@@ -96,6 +144,16 @@ def test_other_functions_are_stored_with_what_they_refer_to(tmp_path):
     assert callable(loaded) and loaded(["b"]) == [0.0, 0.0]
     lambda_setting = setting_of(lambda completions: [1.0], Inputs(tmp_path), key="reward")
     assert lambda_setting.endswith("function.py:function")
+
+
+def test_functions_that_differ_in_a_hexadecimal_text_are_different(tmp_path):
+    def scored(key: str) -> str:
+        class Score:
+            salt = key
+
+        return setting_of(lambda completions: [Score], Inputs(tmp_path), key="reward")
+
+    assert scored("a" * 32) == scored("a" * 32) != scored("1" * 32)
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path):

@@ -1,11 +1,13 @@
 """`hybridflow.run` and what it returns, on the local backend, with a toy model that exists in memory only."""
 
+import gc
 import logging
 import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
@@ -159,10 +161,10 @@ def test_a_run_that_fails_raises_and_leaves_a_result(desk):
         hybridflow.run(
             "grpo", {**SETTINGS, "trainer.run_dir": "b"}, data=ROWS, reward=shorter, callbacks=[boom], **desk
         )
-    assert calls == [1]
+    assert calls == [1] and hybridflow.Result("b").metrics["step"] == [1], "the row of a whole step is lost"
 
 
-def test_all_problems_of_a_run_are_raised_together(desk):
+def test_all_problems_of_a_run_are_raised_together(desk, capfd):
     with pytest.raises(DataError) as refused:
         settings = {**SETTINGS, "trainer.totl_steps": 3, "data.batch_size": "many"}
         hybridflow.run("grpo", settings, data=[{"prompt": object()}], reward=shorter, **desk)
@@ -175,6 +177,7 @@ def test_all_problems_of_a_run_are_raised_together(desk):
     with pytest.raises(HybridflowError) as refused:  # only known from the data and the functions
         hybridflow.run("grpo", SETTINGS, data=[{"prompt": "1+1=" * 20}], reward=["exact_match", lambda x: 0.0], **desk)
     assert len({refused.value, *refused.value.further}) >= 2
+    assert capfd.readouterr().err.count("device=cpu") == 1, "the plan was checked twice"
 
 
 def test_ctrl_c_saves_the_step_and_raises(desk):
@@ -195,12 +198,15 @@ def test_ctrl_c_saves_the_step_and_raises(desk):
 def test_logging_is_as_before_and_a_thread_may_run(desk):
     root = logging.getLogger()
     before = (list(root.handlers), root.level, logging.getLogger("hybridflow").level)
-    found = []
+    settings, processes, found = SETTINGS | {"reward.processes": 1}, psutil.Process().children(), []
     thread = threading.Thread(
-        target=lambda: found.append(hybridflow.run("grpo", SETTINGS, data=ROWS, reward=shorter, **desk))
+        target=lambda: found.append(hybridflow.run("grpo", settings, data=ROWS, reward=shorter, **desk))
     )
+    gc.disable()
     thread.start()
     thread.join()
+    assert psutil.Process().children() == processes, "processes of rewards have outlived the run"
+    gc.enable()
     assert found and found[0].metrics[-1]["step"] == 3
     assert (list(root.handlers), root.level, logging.getLogger("hybridflow").level) == before
 
@@ -232,6 +238,7 @@ def test_an_unknown_algorithm_is_named_with_the_nearest():
     [
         ((["trainer.total_steps=1"],), "algorithm= is of type list", "Settings are the second argument"),
         (("grpo", ["trainer.total_steps=1"]), "settings= is of type list", "mapping"),
+        (("grpo", {3: 4}), "settings= has keys that are not text", "mapping"),
     ],
 )
 def test_the_words_of_a_command_line_are_refused_as_settings(arguments, words, remedy):
@@ -253,7 +260,7 @@ def test_the_words_of_a_command_line_are_refused_as_settings(arguments, words, r
     ],
 )
 def test_the_arguments_of_other_systems_lead_to_those_here(name, instead):
-    with pytest.raises(TypeError, match=f"unexpected argument '{name}'.*{instead}"):
+    with pytest.raises(ConfigError, match=f"There is no argument {name}=.*{instead}"):
         hybridflow.run("grpo", **{name: None})
 
 

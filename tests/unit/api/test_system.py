@@ -4,15 +4,17 @@ import json
 import signal
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 from transformers import AutoTokenizer
 
 import hybridflow
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.grpo import GRPO
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, ResourceError
 from tests.toys import toy_model
-from tests.unit.api.test_run import ROWS, SETTINGS, shorter
+from tests.unit.api.test_run import ROWS, SETTINGS, SIZES, shorter
 
 QUIET = {**SETTINGS, "trainer.eval_every": 0}
 
@@ -87,8 +89,13 @@ def test_callbacks_see_the_rows_of_the_loop_and_end_it(arguments):
 def test_an_error_in_the_loop_ends_the_run_and_is_recorded(arguments):
     with pytest.raises(ZeroDivisionError), hybridflow.assemble("grpo", QUIET, **arguments) as system:
         for batch in system.prompts:
-            system.log(system.dataflow.step(batch))
+            with pytest.raises(ConfigError, match="a metric with the name 'step'"):
+                system.log({"step": 7})
+            row = system.log(system.dataflow.step(batch))
+            assert type(row["critic/score/mean"]) is float and row["training/global_step"] == 1.0
+            assert system.log({"own/tensor": torch.tensor(2.0)})["own/tensor"] == 2.0
             raise ZeroDivisionError("mine")
+    assert hybridflow.Result("runs/run").metrics["own/tensor"] == [2.0], "the row of a whole step is lost"
     ending = hybridflow.Result("runs/run").ending
     assert ending is not None and ending.how == "failed" and "mine" in ending.said
 
@@ -111,6 +118,50 @@ def test_a_plan_has_the_roles_and_all_problems_and_leaves_nothing(arguments):
     wrong = hybridflow.plan("grpo", {**QUIET, "trainer.totl_steps": 3}, **{**arguments, "reward": ["exact_matc", 3]})
     assert [type(problem) for problem in wrong.problems] == [ConfigError] * 2
     assert not list(Path().iterdir()), "a plan has written something"
+
+
+class OfTRL:
+    """As TRL's TrainerCallback."""
+
+    def on_step_end(self, args, state, control):
+        """Does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "words"),
+    [
+        ([lambda step: None], "cannot be called with a step and its metrics"),
+        (OfTRL(), "an object of type OfTRL, which is not a function"),
+        ([OfTRL], "cannot be called with a step and its metrics"),
+    ],
+)
+def test_callbacks_are_checked_with_all_else_before_the_run(arguments, callbacks, words):
+    settings = {**QUIET, "data": {**SIZES, "train_files": ["x.jsonl"]}}
+    found = hybridflow.plan("grpo", settings, **arguments, callbacks=callbacks).problems
+    assert words in str(found[0]) and ("on_step_end goes into it" in str(found[0])) == ("OfTRL" in repr(callbacks))
+    assert "data= and the setting data.train_files are both given" in str(found[1])
+
+
+def test_a_second_run_in_a_directory_is_refused_and_one_callback_needs_no_list(arguments):
+    refused, settings = [], {**QUIET, "trainer.total_steps": 1}
+
+    def nested(step, metrics):
+        with pytest.raises(ResourceError, match="is being written by another run of this process") as found:
+            hybridflow.run("grpo", settings, **arguments)
+        refused.append(found.value.remedy)
+        return numpy.arange(2)
+
+    result = hybridflow.run("grpo", settings, **arguments, callbacks=nested)
+    assert len(refused) == 1 and result.metrics["step"] == [1]
+
+
+def test_a_column_that_only_the_evaluation_lacks_is_said_with_its_files(arguments):
+    def of_gold(completions, gold):
+        return [float(text == right) for text, right in zip(completions, gold, strict=True)]
+
+    found = hybridflow.plan("grpo", data=[{"prompt": "1+1=", "gold": "2"}] * 128, reward=of_gold).problems
+    assert "data.eval_files=[builtin:calculator/eval] does not have it" in str(found[0]), found
+    assert "Without evaluation: data.eval_files=[]." in found[0].remedy and len(found) == 1
 
 
 def test_a_drawing_is_of_the_class_that_is_given(arguments):

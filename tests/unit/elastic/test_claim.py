@@ -54,6 +54,8 @@ def test_a_directory_renamed_by_its_holder_can_be_claimed_anew(tmp_path):
         check_in_place(run_dir)
     claim(run_dir)
     check_in_place(run_dir)
+    with pytest.raises(ResourceError, match="another run of this process"):
+        claim(run_dir)
     with held_elsewhere(tmp_path / "run.1"):
         release(run_dir)
 

@@ -3,12 +3,14 @@
 import json
 import math
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from hybridflow.config.model import Dtype
 from hybridflow.errors import EngineError
@@ -17,6 +19,7 @@ from hybridflow.models.loading import (
     check_finite,
     copy_description,
     load_causal_lm,
+    quiet_transformers,
     resolve_model_path,
     save_causal_lm,
     torch_dtype,
@@ -224,3 +227,12 @@ def test_what_is_finite_or_no_float_passes(tmp_path):
     check_finite("w", torch.tensor([6e4], dtype=torch.float16), tmp_path)
     with pytest.raises(EngineError, match="'w'"):
         check_finite("w", torch.tensor([1.0, math.inf], dtype=torch.bfloat16), tmp_path)
+
+
+def test_the_verbosity_of_transformers_is_as_before_whichever_thread_ends_last():
+    before = transformers_logging.get_verbosity()
+    with ExitStack() as other:
+        with quiet_transformers():
+            other.enter_context(quiet_transformers())
+        assert transformers_logging.get_verbosity() == transformers_logging.ERROR
+    assert transformers_logging.get_verbosity() == before

@@ -62,7 +62,7 @@ _ARCHITECTURES = {
 
 @dataclass
 class _Quiet:
-    """What transformers shows outside of the blocks that hide it, of all threads; the last block to end restores it."""
+    """The output of transformers before the first of several overlapping blocks hid it; the last one restores it."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     blocks: int = 0

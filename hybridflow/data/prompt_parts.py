@@ -17,7 +17,6 @@ _PARTS = (
     "context", "contexts", "passage", "document", "article", "story", "paragraph", "support", "premise", "hypothesis",
     "facts", "table", "schema", "starter_code",
     "choices", "options", "endings", "a", "b", "c", "d", "opa", "opb", "opc", "opd",
-    "image", "images", "audio", "video", "videos",
 )  # fmt: skip
 """Columns that data sets show to the model, in lower case."""
 

@@ -65,7 +65,7 @@ ARC = {"question": "Which is red?", "choices": {"text": ["sky", "sun"], "label":
         ({"question": "It is. Is it?", "passage": "It  is."}, {}, None, ""),
         ({"question": "is it?", "passage": "It is."}, {"prompt_template": "{passage}"}, None, ""),
         ({"prompt": USER, "tools": "[]"}, {}, None, ""),
-        ({"prompt": USER, "tools": [{"name": "add"}], "images": [b"0"]}, {}, "tools,images", "data.map"),
+        ({"prompt": USER, "tools": [{"name": "add"}], "passage": "It is."}, {}, "tools,passage", "data.map"),
         ({"prompt": USER, "tools": "add"}, {}, "tools", "to use them, set data.map=FILE:FUNCTION"),
         (PIRATE, {}, "system_prompt,history", "data.as_chat=true (for system messages and history)"),
         (PIRATE, {"as_chat": True}, None, ""),

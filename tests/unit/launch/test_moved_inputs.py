@@ -61,7 +61,7 @@ def saved(folder: Path, *words: str) -> Checkpoint:
 def resumed(checkpoint: Checkpoint, *words: str) -> Changes:
     plan, inputs = with_inputs(words)
     tokenizer = load_tokenizer(resolve_model_path("builtin:calculator"), pad_token=None)
-    return check_resumable(checkpoint, plan, RunData({}, None, None, tokenizer, []), inputs)
+    return check_resumable(checkpoint, plan, RunData({}, None, None, tokenizer, {}), inputs)
 
 
 def refused(checkpoint: Checkpoint, *words: str) -> str:

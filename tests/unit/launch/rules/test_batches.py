@@ -94,7 +94,7 @@ def test_held_out_rows_are_enough_for_every_rank_that_answers_scores_or_measures
     def found(questions: int, sources: list[str]) -> list[ConfigError]:
         asked, measured = (Batch.of(objects={"data_source": each}) for each in (["x"] * questions, sources))
         tokenizer = load_tokenizer(resolve_model_path("builtin:calculator"), pad_token=None)
-        data = RunData({}, asked if questions else None, measured if sources else None, tokenizer, [])
+        data = RunData({}, asked if questions else None, measured if sources else None, tokenizer, {})
         return list(evaluation_problems(plan, data))
 
     refused = found(3, ["many"] * 4 + ["one"])

@@ -34,12 +34,15 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _run(arguments: argparse.Namespace, console: Console) -> None:
     with ended_by_signals():
+        from hybridflow.observability.report.record import read_record
         from hybridflow.observability.report.server import ReportServer
 
     run_dirs = distinct(arguments.run_dirs)
     for run_dir in run_dirs:
         if not run_dir.is_dir():
             raise DataError(f"There is no directory '{run_dir}'.", remedy="Give the directory of a run.")
+        if any(run_dir.glob("*/metrics.jsonl")):
+            read_record(run_dir)  # raises an error that names the runs in it
     with closing(ReportServer(partial(_page, run_dirs), port=arguments.port)) as server:
         console.print(Text.assemble(("watching", "bold"), f"  {server.url}  (Ctrl-C ends it)"), soft_wrap=True)
         Event().wait()

@@ -41,6 +41,13 @@ def counterpart(key: str) -> str | None:
     return None
 
 
+def is_other_section(key: str) -> bool:
+    """Whether a key that is no setting, here or elsewhere, is a section of another system: its settings are meant."""
+    name = f"{key}.".removeprefix(_VERL_PREFIX)
+    known = (other for names in other_names().values() for other in names)
+    return counterpart(key) is None and (not name or any(other.startswith(name) for other in known))
+
+
 def replacement(key: str) -> str | None:
     """The replacement of a former key, whatever section it is written in."""
     last = key.rpartition(".")[2]

@@ -13,10 +13,11 @@ from hybridflow.batch import Batch
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Abandons
 from hybridflow.controller.futures import wait
-from hybridflow.dataflows.evaluation import Decode, Evaluate, samples_of
+from hybridflow.dataflows.evaluation import Decode, Evaluate
 from hybridflow.dataflows.interface import Dataflow, Stream
 from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.dataflows.stages import stage_name
+from hybridflow.dataflows.training_samples import TrainingSamples
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place
 from hybridflow.elastic.faults import fault_point
@@ -26,7 +27,6 @@ from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, measured, plain
 from hybridflow.observability.performance import StageTimers, memory_metrics, throughput
-from hybridflow.observability.samples import Sample
 from hybridflow.observability.trackers.interface import Tracker
 from hybridflow.parallel.file_records import FileRecord, all_files
 
@@ -137,6 +137,7 @@ class Loop:
         self._evaluated = (0, 0)
         self._is_ended = False
         self._diagnosis = Diagnosis()
+        self._samples = TrainingSamples(run.trainer, run.dataflow, run.tracker, run.decode)
         self.first_evaluation: dict[str, float] = {}
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -179,9 +180,12 @@ class Loop:
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
             if self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
                 self.save()
-        except BaseException:
+        except BaseException as error:
             self.log_step()
+            if isinstance(error, Exception):
+                self._samples.end_run(self._step)
             raise
+        self._samples.end_run(self._step)
 
     def begin(self) -> None:
         """Gives the rollout its weights and evaluates the model before the first step, unless that has been done."""
@@ -254,8 +258,7 @@ class Loop:
         metrics = {"training/global_step": last(self._step), "training/epoch": last(epoch)}
         tokens, samples = _size(dataflow, prompts)
         metrics |= throughput(tokens, time.perf_counter() - started, samples, devices=run.num_devices)
-        if dataflow.last_batch is not None and _is_due(run.trainer.samples_every, self._step, is_last=False):
-            run.tracker.log_samples(self._step, self._training_samples())
+        self._samples.end_step(self._step)
         self._unlogged = plain(metrics | run.timers.metrics() | memory_metrics())
         run.timers.reset()
 
@@ -275,7 +278,7 @@ class Loop:
         self._evaluation_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
         run.drain_calls()
-        run.tracker.log_samples(step, [sample for _, samples in found for sample in samples])
+        self._samples.log(step, [sample for _, samples in found for sample in samples])
         self._evaluated = (self._evaluated[0] if self.first_evaluation else step, step)
         self._evaluation = {name: value for metrics, _ in found for name, value in plain(metrics).items()}
         self.first_evaluation = self.first_evaluation or self._evaluation
@@ -301,12 +304,6 @@ class Loop:
         run.timers.reset()
         if self._step:
             run.report()
-
-    def _training_samples(self) -> list[Sample]:
-        batch = self._run.dataflow.last_batch
-        assert batch is not None, "no step has produced samples"
-        rows = batch.take(range(min(self._run.trainer.sample_rows, len(batch)))).fetch()
-        return samples_of(rows, self._run.decode, split="train", with_ids=self._run.trainer.sample_token_ids)
 
     def save(self) -> None:
         """Saves a checkpoint unless the step has one, or no step has finished."""

@@ -10,6 +10,8 @@ from pathlib import Path
 import yaml
 
 from hybridflow.config.derived import run_dir
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.paths import PREFIX
 from hybridflow.config.section import ORIGIN, leaves
 from hybridflow.elastic.export import checkpoint_of, export_model
 from hybridflow.elastic.manifest import MANIFEST
@@ -18,6 +20,7 @@ from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 from hybridflow.launch.command import run_command
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.run_directory import CONFIG_FILE
+from hybridflow.models.loading import is_hub_name
 from hybridflow.observability.jsonlines import Json, read_rows
 from hybridflow.observability.trackers.jsonl import SAMPLES_FILE
 
@@ -137,10 +140,17 @@ def _in_full(text: str) -> str:
 
 
 def _check_model(directory: Path, given: str, step: int | None) -> None:
-    """Raises `ConfigError` for a directory that holds no model, and for the step of a model that is not a run."""
+    """Raises `ConfigError` for what is no model, and for the step of a model that is not a run."""
     if step is not None:
         raise ConfigError(
             f"--step={step} selects a checkpoint of a run, but '{given}' is a model.", remedy="Leave --step out."
+        )
+    if not (directory.exists() or given.startswith(PREFIX) or is_hub_name(given)):
+        near = [str(path) for path in (Path("runs"), Path()) for path in path.glob("*") if path.is_dir()]
+        raise ConfigError(
+            f"There is no model and no run '{given}'.",
+            remedy=f"{did_you_mean(given, near)}Give the directory of a model or of a run, or a name on the Hub such as"
+            " Qwen/Qwen3-0.6B.",
         )
     if directory.is_dir() and not (directory / "config.json").is_file():
         runs = ", ".join(str(path.parent) for path in sorted(directory.glob("*/checkpoints")))

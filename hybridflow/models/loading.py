@@ -103,9 +103,14 @@ def resolve_model_path(path: str, *, key: str = "model.path") -> Path:
         raise EngineError(
             f"{key}={path} has no config.json, so it is not a Hugging Face model directory.", remedy=_nearest(directory)
         )
-    if not _HUB_NAME.fullmatch(path):
+    if not is_hub_name(path):
         raise EngineError(f"{key}={path} does not exist.", remedy=_nearest(directory))
     return _from_hub(path, key)
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether a text has the form of a name on the Hugging Face Hub, `OWNER/NAME`."""
+    return _HUB_NAME.fullmatch(path) is not None
 
 
 def read_description(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 16
 
+_warned: set[tuple[Path, int]] = set()
+"""The lines about which `read_rows` has warned."""
+
 Json = str | int | float | bool | list[int] | None
 
 
@@ -80,7 +83,7 @@ class JsonLinesFile:
 def read_rows(path: Path, *, up_to: float = math.inf) -> Iterator[tuple[int, dict[str, Json]]]:
     """The steps and the objects of a file, up to a step, in order; none if it does not exist.
 
-    A torn last line is skipped; other lines that are not JSON objects with a `step` are skipped with a warning.
+    A torn last line is skipped; other lines that are not JSON objects with a `step` are skipped, with one warning each.
     """
     if not path.exists():
         return
@@ -89,7 +92,8 @@ def read_rows(path: Path, *, up_to: float = math.inf) -> Iterator[tuple[int, dic
             found = _parsed(line)
             if found is not None and found[0] <= up_to:
                 yield found
-            elif found is None and line.endswith(b"\n"):
+            elif found is None and line.endswith(b"\n") and (path, number) not in _warned:
+                _warned.add((path, number))
                 logger.warning("file=%s line=%d is not a JSON object with a step and is skipped.", path, number)
 
 
@@ -127,7 +131,7 @@ def _parsed(line: bytes) -> tuple[int, dict[str, Json]] | None:
     try:
         row = json.loads(line)
         return int(row["step"]), row
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 

@@ -69,13 +69,13 @@ class Pair:
 
 def sample_of_row(row: dict[str, Json]) -> Sample:
     """The sample of a line of samples.jsonl."""
-    answer, score, question = row.get("answer"), row.get("score"), row.get("question")
+    answer, question, uid = row.get("answer"), row.get("question"), _number(row.get("uid"))
     return Sample(
         prompt=str(row.get("prompt", "")),
         response=str(row.get("response", "")),
         answer=None if answer is None else str(answer),
-        score=_number(score),
-        uid=int(_number(row.get("uid", -1))),
+        score=_number(row.get("score")),
+        uid=int(uid) if math.isfinite(uid) else -1,
         split="eval" if row.get("split") == "eval" else "train",
         question=None if question is None else str(question),
     )
@@ -107,11 +107,19 @@ def pairs(before: Iterable[Sample], now: Iterable[Sample]) -> list[Pair]:
     return [Pair(sample, latest[key]) for key, sample in _first_of_each_prompt(before).items() if key in latest]
 
 
-def turned(compared: Iterable[Pair]) -> tuple[int, int]:
-    """The number of pairs that became correct, and of those that became wrong."""
+def changed(compared: Iterable[Pair]) -> tuple[str, str]:
+    """`3 became correct` and `1 became wrong`; for scores that are not verdicts, `3 scored higher` and `1 lower`."""
     scores = [(pair.before.score, pair.now.score) for pair in compared]
+    if not are_verdicts(score for both in scores for score in both):
+        higher, lower = (sum(sign * (now - before) > 0 for before, now in scores) for sign in (1, -1))
+        return f"{higher} scored higher", f"{lower} lower"
     right = sum(before < RIGHT_AT <= now for before, now in scores)
-    return right, sum(now < RIGHT_AT <= before for before, now in scores)
+    return f"{right} became correct", f"{sum(now < RIGHT_AT <= before for before, now in scores)} became wrong"
+
+
+def are_verdicts(scores: Iterable[float]) -> bool:
+    """Whether all scores say correct (1) or wrong (0 or -1), or are missing (NaN)."""
+    return all(math.isnan(score) or score in (-1.0, 0.0, 1.0) for score in scores)
 
 
 def followed(samples: Sequence[Sample], limit: int) -> list[Sample]:
@@ -131,4 +139,8 @@ def _first_of_each_prompt(samples: Iterable[Sample]) -> dict[tuple[int, str], Sa
 
 
 def _number(value: Json) -> float:
-    return float(value) if isinstance(value, (int, float, str)) else math.nan
+    """The value as a number; NaN if it is none."""
+    try:
+        return float(value) if isinstance(value, (int, float, str)) else math.nan
+    except (ValueError, OverflowError):
+        return math.nan

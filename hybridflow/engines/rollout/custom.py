@@ -123,9 +123,13 @@ class CustomEngine(RolloutShell):
         """Raises `EngineError` for responses that cannot be trained on."""
         rows = [row.tolist() for row in prompts.rows()]
         found = self.respond(rows, sampling, max_response_tokens=max_response_tokens, seeds=keys.tolist())
+        if isinstance(found, str) or not isinstance(found, Sequence):
+            raise self._error(f"a {type(found).__name__}", "Return a list with one Response per prompt.")
         if len(found) != len(rows):
             raise self._error(f"{len(found)} responses to {len(rows)} prompts", "Return one Response per prompt.")
         for row, response in enumerate(found):
+            if not isinstance(response, Response):
+                raise self._error(f"a {type(response).__name__} for prompt {row}", "Return Response(tokens, logprobs).")
             tokens, logprobs = len(response.tokens), len(response.logprobs)
             if not 1 <= tokens <= max_response_tokens or logprobs != tokens:
                 raise self._error(
@@ -165,4 +169,18 @@ def custom_engine(setting: str) -> Callable[[CustomEngineSetup], RolloutEngine]:
             f"{key}: {found.__name__}{inspect.signature(found)} cannot be called with one argument: {error}.",
             remedy="Write def __init__(self, setup: CustomEngineSetup).",
         ) from error
+    if issubclass(found, CustomEngine):
+        _check_respond(found, key)
     return cast(Callable[[CustomEngineSetup], RolloutEngine], found)
+
+
+def _check_respond(engine: type[CustomEngine], key: str) -> None:
+    """Raises `ConfigError` if `respond` cannot be called as it will be."""
+    signature = inspect.signature(engine.respond)
+    try:
+        signature.bind(None, [], None, max_response_tokens=1, seeds=[])
+    except TypeError as error:
+        raise ConfigError(
+            f"{key}: respond{signature} cannot be called: {error}.",
+            remedy="Write def respond(self, prompts, sampling, *, max_response_tokens, seeds).",
+        ) from error

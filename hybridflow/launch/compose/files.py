@@ -246,6 +246,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> Hybridfl
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         options = error.options or []
         found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which is not there."
+        name = plain_name(name) if group == "algorithm" else name
         if group == "algorithm" and (trainer := _trainer_of(name)):
             return ConfigError(found, remedy=f"It has its own trainer: {trainer}.")
         if group == "algorithm" and preset_name(name) in options:

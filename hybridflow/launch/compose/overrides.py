@@ -13,7 +13,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from hybridflow.config import fields
-from hybridflow.config.other_names import counterpart, replacement
+from hybridflow.config.other_names import counterpart, is_other_section, replacement
 from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
 from hybridflow.launch.compose.presets import GROUPS
 
@@ -215,7 +215,8 @@ def _value(key: str, override: Override | None, text: str) -> object:
     if override.is_sweep_override() or not _is_plain(override.value()):
         raise ConfigError(
             f"'{text}' gives several values.",
-            remedy=f"{key} takes {fields.type_name(hint)}; quote text with commas: '{key}=\"a, b\"'.",
+            remedy=f"{key} takes {fields.type_name(hint)}; quote text with commas: '{key}=\"a, b\"'. To run once for each"
+            " value, add --multirun.",
         )
     return override.value()
 
@@ -236,7 +237,8 @@ def settings_of(
     line of a key in a file.
     """
     hint, place = fields.find(key), place_of(key)
-    if isinstance(value, dict) and value and (is_dataclass(hint) or get_origin(hint) is dict):
+    has_settings = is_dataclass(hint) or get_origin(hint) is dict or (hint is None and is_other_section(key))
+    if isinstance(value, dict) and value and has_settings:
         for name, item in value.items():
             yield from settings_of(f"{key}.{name}", item, faults, place_of)
         return

@@ -17,6 +17,9 @@ GROUPS = ("algorithm", "task")
 SYNONYMS: Mapping[str, str] = {**ADVANTAGE_SYNONYMS, **POLICY_LOSS_SYNONYMS, "gae": "ppo"}
 """Other names of a preset: those of the estimator or the loss that it selects."""
 
+_OF_A_CLASS = re.compile(r"(?<=\w)(?:Trainer|Config)$")
+"""Ends of the classes of other systems that are named after a method."""
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -50,6 +53,11 @@ def presets() -> dict[str, Preset]:
 def preset_name(name: str) -> str:
     """The preset behind a synonym; any other name is itself."""
     return SYNONYMS.get(name, name)
+
+
+def plain_name(name: str) -> str:
+    """A method's name as it is written here: `grpo` for `GRPO` and for TRL's `GRPOTrainer` and `GRPOConfig`."""
+    return _OF_A_CLASS.sub("", name).lower().replace("-", "_")
 
 
 def default_choices(config_name: str) -> dict[str, str]:

@@ -37,13 +37,16 @@ def combinations(
     """One per combination of the values in `key=1,2`, `key=range(...)`, `key=choice(...)` and `algorithm=glob(...)`;
     the last key varies fastest.
 
-    Adds a `ConfigError` for each sweep that cannot be listed, and if no setting has several values.
+    Adds a `ConfigError` for each sweep that is empty, cannot be listed, or has the key of another, and if no setting
+    has several values.
     """
     swept: list[str] = []
     choices: list[list[str]] = []
     for text in settings:
         with faults.caught():
             values, key = _values(text, config_dir), text.partition("=")[0]
+            if values is not None and key in swept:
+                raise ConfigError(f"{key} is swept twice.", remedy=f"Give all of its values at once: {key}=A,B,C,D.")
             swept += [] if values is None else [key]
             choices.append([text] if values is None else [f"{key}={value}" for value in values])
     if not (swept or faults.found):
@@ -84,6 +87,11 @@ def _values(text: str, config_dir: Path | None) -> list[str] | None:
     if isinstance(override.value(), Glob):
         return _matching(override, text, config_dir)
     if isinstance(sweep := override.value(), RangeSweep):
+        if sweep.step == 0 or not any(True for _ in sweep.range()):
+            raise ConfigError(
+                f"'{text}' has no values.",
+                remedy="Use range(START,STOP,STEP): it ends before STOP, and STEP must lead there from START.",
+            )
         steps = [float(f"{float(value):.12g}") for value in sweep.range()]  # without the rounding error of their sum
         return [f"{step:.12g}" for step in steps if step != sweep.stop]
     return list(map(str, override.sweep_string_iterator()))

@@ -8,7 +8,7 @@ from hybridflow.algorithms.catalogue import PREFERENCE_LOSSES
 from hybridflow.config.choices import PREFERENCE_SYNONYMS
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import ConfigError
-from hybridflow.launch.compose.presets import preset_name, presets
+from hybridflow.launch.compose.presets import plain_name, preset_name, presets
 
 RUN = "run"
 """The command that runs a run file by the trainer that the file names."""
@@ -62,7 +62,7 @@ def known_command(word: str) -> TrainingCommand:
         return found
     raise ConfigError(
         f"There is no trainer or algorithm '{word}'.",
-        remedy=f"{did_you_mean(word, command_words())}Choose from: {', '.join(command_words())}.",
+        remedy=f"{did_you_mean(plain_name(word), command_words())}Choose from: {', '.join(command_words())}.",
     )
 
 

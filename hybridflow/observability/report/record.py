@@ -5,19 +5,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from hybridflow.errors import Advice, DataError
 from hybridflow.observability import diagnosis
 from hybridflow.observability.ending import Ending, read_ending
-from hybridflow.observability.jsonlines import read_rows, rows_by_step
+from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.logs import LOG_FILE
 from hybridflow.observability.provenance import STARTED
 from hybridflow.observability.samples import Sample, sample_of_row
 
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (?P<level>[A-Z]+) +(?P<logger>[\w.]+) (?P<message>.*)")
 _DATA_LOGGERS = ("hybridflow.data.", "hybridflow.launch.plan.data")
+_MOST_NAMED = 6
 _MOST_SAMPLES = 2048
 """Samples of one step that a report can show; the evaluation of a model has one for each response."""
 
@@ -38,10 +40,10 @@ class Series:
         """The steps with finite values."""
         return [both for both in zip(self.steps, self.values, strict=True) if math.isfinite(both[1])]
 
-    @property
+    @cached_property
     def finite(self) -> list[float]:
         """The finite values."""
-        return [value for _, value in self.points]
+        return [value for value in self.values if math.isfinite(value)]
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,12 @@ def read_record(run_dir: Path) -> RunRecord:
     """The record of a run directory; raises `DataError` without metrics.jsonl, while other files may be missing."""
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
+        runs = ", ".join(str(found.parent) for found in sorted(run_dir.glob(f"*/{path.name}"))[:_MOST_NAMED])
         raise DataError(
             f"There is no {'metrics.jsonl in' if run_dir.is_dir() else 'directory'} '{run_dir}'.",
-            remedy="Give the directory of a run (trainer.run_dir) whose trainer.trackers include jsonl.",
+            remedy=f"Runs in it: {runs}. {run_dir}/* stands for all of them."
+            if runs
+            else "Give the directory of a run (trainer.run_dir) whose trainer.trackers include jsonl.",
         )
     config_path = run_dir / "config.yaml"
     return RunRecord(
@@ -133,8 +138,15 @@ def _read_metrics(path: Path) -> dict[str, Series]:
         for name, value in row.items():
             series = found.setdefault(name, Series(name, [], []))
             series.steps.append(step)
-            series.values.append(float(value) if isinstance(value, (int, float)) else math.nan)
+            series.values.append(_number(value))
     return found
+
+
+def _number(value: Json) -> float:
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.nan
 
 
 def _read_samples(path: Path) -> dict[int, list[Sample]]:

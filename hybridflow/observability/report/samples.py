@@ -12,10 +12,11 @@ from hybridflow.observability.samples import (
     RIGHT_MEANS,
     Pair,
     Sample,
+    are_verdicts,
+    changed,
     distinct_parts,
     followed,
     pairs,
-    turned,
 )
 from hybridflow.observability.tables import visible
 
@@ -77,10 +78,11 @@ def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
     if first == last:
         return f'<p class="note">Evaluation, step {first}</p>{_sample_table(evaluated[first][:_FILM_ROWS])}'
     compared = pairs(evaluated[first], evaluated[last])
-    right, wrong = turned(compared)
+    better, worse = changed(compared)
+    meaning = f" ({RIGHT_MEANS})" if are_verdicts(each.score for pair in compared for each in (pair.before, pair.now)) else ""
     summary = (
-        f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{right} became correct</b>'
-        f' and <b class="wrong">{wrong} became wrong</b> between step {first} and step {last} ({RIGHT_MEANS}).</p>'
+        f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{better}</b>'
+        f' and <b class="wrong">{worse}</b> between step {first} and step {last}{meaning}.</p>'
     )
     if all(len(sample.response) <= _SHORT_CHARACTERS for rows in evaluated.values() for sample in rows):
         return summary + _film(evaluated)

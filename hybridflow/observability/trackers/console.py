@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Group
 
 from hybridflow.observability.jsonlines import read_rows
-from hybridflow.observability.samples import Sample, followed, pairs, sample_of_row, turned
+from hybridflow.observability.samples import Sample, changed, followed, pairs, sample_of_row
 from hybridflow.observability.tables import before_after_table, sample_table
 from hybridflow.observability.trackers.interface import TrackedRun, Tracker
 from hybridflow.observability.trackers.jsonl import METRICS_FILE, SAMPLES_FILE
@@ -43,8 +43,8 @@ class ConsoleTracker(Tracker):
             self._print(sample_table(trained[:_TABLE_ROWS], console=console, title=f"samples  step {step}"))
         compared = pairs(self._before, evaluated)
         if compared:
-            right, wrong = turned(compared)
-            title = f"eval samples  step {step}  {len(compared)} prompts: {right} became correct, {wrong} became wrong"
+            better, worse = changed(compared)
+            title = f"eval samples  step {step}  {len(compared)} prompts: {better}, {worse}"
             shown = pairs(followed(self._before, _TABLE_ROWS), evaluated)
             self._print(before_after_table(shown, console=console, title=title))
         self._before = self._before or evaluated

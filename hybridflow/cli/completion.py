@@ -69,7 +69,7 @@ _NAMED: Mapping[str, Collection[str]] = {
     "algorithm.preference.loss": PREFERENCE_LOSSES,
     "algorithm.aggregation": AGGREGATIONS,
     "algorithm.kl.estimator": KL_ESTIMATORS,
-    "rollout.engine": [*RolloutKind, "null"],
+    "rollout.engine": [*RolloutKind],
     "trainer.resume": ("auto", "never"),
 }
 """The choices of settings that are texts."""
@@ -157,7 +157,7 @@ def _values(key: str, text: str) -> list[str]:
     hint = fields.find(key)
     start = max(text.rfind("["), text.rfind(",")) + 1 if fields.is_list(hint) else 0
     there = text[:start].strip("[,").split(",")
-    choices = [*_named(key), *_of_type(hint)]
+    choices = dict.fromkeys([*_named(key), *_of_type(hint)])
     found = [choice for choice in choices if choice.startswith(text[start:]) and choice not in there]
     is_text = hint is str or str in get_args(hint)
     files = _paths(text[start:]) if is_text and not found and key not in _NAMED else []

@@ -88,7 +88,9 @@ def _check_word(words: Sequence[str]) -> None:
     word = words[0] if words else "-"
     if word in _COMMANDS or word.startswith("-"):
         return
-    remedy = f"{did_you_mean(plain_name(word), [*_COMMANDS, RUN, *command_words()])}hybridflow --help lists the commands."
+    remedy = (
+        f"{did_you_mean(plain_name(word), [*_COMMANDS, RUN, *command_words()])}hybridflow --help lists the commands."
+    )
     if is_run_file(word):
         remedy = f"Write hybridflow {RUN} {word}."
     elif "=" in word:
@@ -128,11 +130,11 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     arguments, left = parser.parse_known_args(argv)
     settings = vars(arguments).get("overrides")
     if left and (settings is None or any(word.startswith("-") for word in left)):
-        from hybridflow.launch.compose.command_line import no_option
+        if settings is not None:
+            with ended_by_signals():
+                from hybridflow.launch.compose.command_line import no_option
 
-        unknown = next((word for word in left if word.startswith("-")), "")
-        if unknown:
-            raise no_option(unknown, "Settings are written key=value, without dashes; see --help.")
+            raise no_option(next(word for word in left if word.startswith("-")))
         parser.error(f"unrecognized arguments: {' '.join(left)}")
     if settings is not None:
         settings.extend(left)

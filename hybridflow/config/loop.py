@@ -98,8 +98,8 @@ class Trainer(Section):
     """Destinations of the metrics: console, jsonl, tensorboard, wandb, mlflow."""
 
     samples_every: Annotated[int, AT_LEAST_0] = 25
-    """Steps between tables of training samples; 0 turns them off. The first and the last step of a run have one too, unless
-    the run evaluates in them."""
+    """Steps between tables of training samples; 0 turns them off. The first and the last step of a run
+    have one too, unless the run has evaluated."""
 
     sample_rows: Annotated[int, AT_LEAST_1] = 6
     """Number of rows in a table of samples."""

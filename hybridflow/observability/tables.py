@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import printable
-from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, distinct_parts
+from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, are_verdicts, distinct_parts
 
 _EDGE_SPACES = re.compile(r"^ +| +$")
 _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
@@ -29,24 +29,27 @@ _KEPT_PARTS: dict[str, Literal["start", "end"]] = {_QUESTION: "start", _PROMPT: 
 
 
 def sample_table(samples: Sequence[Sample], *, console: Console, title: str) -> Group:
-    """One row per sample; right responses are green, wrong ones red."""
-    columns = _prompts(samples) | {"response": [_response(sample) for sample in samples]}
+    """One row per sample; if scores are verdicts, right responses are green, wrong ones red."""
+    marks = are_verdicts(sample.score for sample in samples)
+    columns = _prompts(samples) | {"response": [_response(sample, marks=marks) for sample in samples]}
     if any(sample.answer is not None for sample in samples):
         columns["answer"] = [Text("" if sample.answer is None else visible(sample.answer)) for sample in samples]
-    return _table(title, columns, [_score(sample.score, console) for sample in samples], console)
+    scores = [_score(sample.score, console, marks=marks) for sample in samples]
+    return _table(_heading(title, marks=marks), columns, scores, console)
 
 
 def before_after_table(pairs: Sequence[Pair], *, console: Console, title: str) -> Group:
-    """One row per prompt, with its response before and now; right responses are green, wrong ones red."""
+    """One row per prompt, with its response before and now; marked as in `sample_table`."""
+    marks = are_verdicts(each.score for pair in pairs for each in (pair.before, pair.now))
     columns = _prompts([pair.now for pair in pairs]) | {
-        "before": [_response(pair.before) for pair in pairs],
-        "now": [_response(pair.now) for pair in pairs],
+        "before": [_response(pair.before, marks=marks) for pair in pairs],
+        "now": [_response(pair.now, marks=marks) for pair in pairs],
     }
     scores = [
-        _score(pair.before.score, console).append(" > ", "dim").append_text(_score(pair.now.score, console))
+        Text(" > ", "dim").join(_score(each.score, console, marks=marks) for each in (pair.before, pair.now))
         for pair in pairs
     ]
-    return _table(title, columns, scores, console)
+    return _table(_heading(title, marks=marks), columns, scores, console)
 
 
 def _prompts(samples: Sequence[Sample]) -> dict[str, list[Text]]:
@@ -78,9 +81,14 @@ def clip(text: str, cells: int, *, keep: Literal["start", "end", "both"]) -> str
     return f"{start}\u2026{set_cell_size(text[::-1], tail)[::-1]}"
 
 
-def _table(title: str, columns: Mapping[str, list[Text]], scores: Sequence[Text], console: Console) -> Group:
-    heading = [Text(title, "bold", no_wrap=True, overflow="ellipsis")]
-    heading.append(Text(RIGHT_MEANS, "dim", no_wrap=True, overflow="ellipsis"))
+def _heading(title: str, *, marks: bool) -> list[Text]:
+    said = [(title, "bold"), *([(RIGHT_MEANS, "dim")] if marks else [])]
+    return [Text(text, style, no_wrap=True, overflow="ellipsis") for text, style in said]
+
+
+def _table(
+    heading: Sequence[Text], columns: Mapping[str, list[Text]], scores: Sequence[Text], console: Console
+) -> Group:
     others = max([5, *(score.cell_len for score in scores)]) + _GAP_CELLS * len(columns)
     available, width = console.width - others, None
     if not console.is_terminal:
@@ -124,16 +132,18 @@ def _natural(columns: Mapping[str, list[Text]]) -> dict[str, int]:
     return {name: max([_MIN_CELLS, len(name)] + [text.cell_len for text in texts]) for name, texts in columns.items()}
 
 
-def _response(sample: Sample) -> Text:
-    return Text(visible(sample.response), _style(sample.score))
+def _response(sample: Sample, *, marks: bool) -> Text:
+    return Text(visible(sample.response), _style(sample.score, marks=marks))
 
 
-def _score(score: float, console: Console) -> Text:
+def _score(score: float, console: Console, *, marks: bool) -> Text:
     if math.isnan(score):
         return Text("-", "dim")
-    right, wrong = ("", "") if console.options.ascii_only else (" \u2713", " \u2717")
-    return Text(formatting.short(score) + (right if score >= RIGHT_AT else wrong), _style(score))
+    right, wrong = ("", "") if console.options.ascii_only or not marks else (" \u2713", " \u2717")
+    return Text(formatting.short(score) + (right if score >= RIGHT_AT else wrong), _style(score, marks=marks))
 
 
-def _style(score: float) -> str:
+def _style(score: float, *, marks: bool) -> str:
+    if not marks:
+        return ""
     return "dim" if math.isnan(score) else "green" if score >= RIGHT_AT else "red"

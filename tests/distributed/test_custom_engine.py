@@ -56,6 +56,8 @@ def test_a_program_without_a_model_is_trained_on(tmp_path, engine):
     [
         (PARTIAL, "is not a rollout engine: it lacks weights_changing, weights_changed, sleep", "Derive it from"),
         ("class Engine(CustomEngine):\n    pass", "has no respond()", "write respond()"),
+        ("class Engine(CustomEngine):\n    def respond(self, prompts, sampling, *, seeds): ...",
+            "cannot be called: got an unexpected keyword argument 'max_response_tokens'", "Write def respond(self"),
         ("def Engine(): ...", "is a function, not a class", "Name a class"),
         (SCRIPTED + "    def __init__(self): ...", "Engine() cannot be called with one argument", "CustomEngineSetup"),
     ],
@@ -74,6 +76,8 @@ def test_an_unknown_engine_is_refused_with_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("returned", "found", "remedy"),
     [
+        ("['5' for _ in prompts]", "respond returned a str for prompt 0", "Return Response(tokens, logprobs)."),
+        ("None", "respond returned a NoneType", "a list with one Response per prompt"),
         ("[]", "respond returned 0 responses to 16 prompts", "one Response per prompt"),
         ("[Response([5], []) for _ in prompts]", "1 tokens with 0 log-probabilities", "1 to 4 tokens"),
     ],

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from hybridflow.config import fields
@@ -12,6 +13,7 @@ from hybridflow.launch.compose.overrides import Typed, suggestion
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files, with_files
 from hybridflow.launch.compose.trainers import JOBS, TrainingCommand, is_run_file
 
+_WITHOUT_DASHES = "Settings are written key=value, without dashes; see --help."
 _OPTIONS = ("--help", "--cfg", "--dry-run", "--multirun", "--config-name", "--config-dir")
 
 
@@ -29,11 +31,15 @@ class CommandLine:
     jobs: str = JOBS[0]
     help: bool = False
     topics: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """Options that do not exist; with `dry_run`, they are problems among others."""
+
     is_unnamed: bool = False
     """Whether neither the command line nor a run file names a command, as in `hybridflow run --help`."""
 
     def typed(self, faults: Faults = STRICT) -> Typed:
         """The settings of its run files, and then its own."""
+        faults.add(*map(no_option, self.unknown))
         return with_files(self.files, self.overrides, config_name=self.config_name, faults=faults)
 
 
@@ -53,20 +59,22 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
     parser.add_argument("--config-name", "-cn")
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
     parser.add_argument("words", nargs="*")
-    remedy = "Settings are written key=value, without dashes; see --help."
     try:
         known, unknown = parser.parse_known_intermixed_args(argv)
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=remedy) from error
-    if unknown:
-        raise _no_option(unknown[0], remedy)
+        raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=_WITHOUT_DASHES) from error
+    if unknown and not (known.dry_run and not known.multirun):
+        raise no_option(unknown[0])
+    for word, value in pairwise(argv):  # the value of an option that does not exist is no setting
+        if word in unknown and "=" not in word and value in known.words and "=" not in value and not is_run_file(value):
+            known.words.remove(value)
     if known.jobs is not None and not known.multirun:
         raise ConfigError(f"--jobs={known.jobs} is for sweeps.", remedy="Add --multirun, or leave --jobs out.")
     files = [Path(word) for word in known.words if is_run_file(word)]
     topics = [word for word in known.words if known.help and "=" not in word and not is_run_file(word)]
     settings = [word for word in known.words if not is_run_file(word) and word not in topics]
     is_unnamed = command is None and not files
-    command = _command_of(files, is_help=known.help) if command is None else command
+    command = _command_of(files, settings, is_help=known.help) if command is None else command
     return CommandLine(
         overrides=[*command.overrides, *settings],
         files=files,
@@ -78,16 +86,18 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
         jobs=known.jobs or JOBS[0],
         help=known.help,
         topics=tuple(topics),
+        unknown=tuple(unknown),
         is_unnamed=is_unnamed,
     )
 
 
-def _command_of(files: Sequence[Path], *, is_help: bool) -> TrainingCommand:
+def _command_of(files: Sequence[Path], others: Sequence[str], *, is_help: bool) -> TrainingCommand:
     """The trainer that run files name. What its algorithm implies, and other errors, are found when they are read."""
     if is_help and not files:
         return TrainingCommand("ppo")
     if not files:
-        raise ConfigError("There is no run file.", remedy="Write hybridflow run FILE.yaml, or hybridflow ppo.")
+        found = f"'{others[0]}' is not a run file" if others else "There is no run file"
+        raise ConfigError(f"{found}.", remedy="Write hybridflow run FILE.yaml, or hybridflow ppo.")
     faults = Faults(collects=True)
     found = read_run_files(files, faults).command
     if found is None:
@@ -100,10 +110,11 @@ def _command_of(files: Sequence[Path], *, is_help: bool) -> TrainingCommand:
     return TrainingCommand(found.trainer)
 
 
-def _no_option(word: str, remedy: str) -> ConfigError:
+def no_option(word: str) -> ConfigError:
+    """The error for an option that does not exist; it may be a setting, here or elsewhere."""
     key, equals, value = word.lstrip("-").partition("=")
     if fields.find(key) is None:
-        remedy = f"{suggestion(key) or did_you_mean(word, _OPTIONS)}{remedy}"
+        remedy = f"{suggestion(key) or did_you_mean(word, _OPTIONS)}{_WITHOUT_DASHES}"
     else:
         written = f"{key}={value if equals else 'VALUE'}"
         remedy = f"Settings are written key=value, without dashes: {written}; see --help."

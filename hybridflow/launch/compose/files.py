@@ -27,7 +27,7 @@ from hybridflow.config.schema import register_schema
 from hybridflow.config.section import ORIGIN
 from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
 from hybridflow.launch.compose.overrides import Setting, Typed, located, named_place, settings_of
-from hybridflow.launch.compose.presets import preset_name
+from hybridflow.launch.compose.presets import plain_name, preset_name
 from hybridflow.launch.compose.trainers import find_command, shown_name
 
 TABLES: dict[str, type | None] = {

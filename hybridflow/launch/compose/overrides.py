@@ -215,8 +215,8 @@ def _value(key: str, override: Override | None, text: str) -> object:
     if override.is_sweep_override() or not _is_plain(override.value()):
         raise ConfigError(
             f"'{text}' gives several values.",
-            remedy=f"{key} takes {fields.type_name(hint)}; quote text with commas: '{key}=\"a, b\"'. To run once for each"
-            " value, add --multirun.",
+            remedy=f"{key} takes {fields.type_name(hint)}; quote text with commas: '{key}=\"a, b\"'. To run once"
+            " for each value, add --multirun.",
         )
     return override.value()
 

@@ -79,7 +79,9 @@ def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
         return f'<p class="note">Evaluation, step {first}</p>{_sample_table(evaluated[first][:_FILM_ROWS])}'
     compared = pairs(evaluated[first], evaluated[last])
     better, worse = changed(compared)
-    meaning = f" ({RIGHT_MEANS})" if are_verdicts(each.score for pair in compared for each in (pair.before, pair.now)) else ""
+    meaning = (
+        f" ({RIGHT_MEANS})" if are_verdicts(each.score for pair in compared for each in (pair.before, pair.now)) else ""
+    )
     summary = (
         f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{better}</b>'
         f' and <b class="wrong">{worse}</b> between step {first} and step {last}{meaning}.</p>'

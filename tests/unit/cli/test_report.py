@@ -41,6 +41,10 @@ def test_a_directory_without_a_record_is_refused_in_words(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "There is no metrics.jsonl" in said and "Give the directory of a run" in said
+    logged(tmp_path / "first")
+    for command in ("report", "watch"):
+        assert main([command, str(tmp_path)]) == 2
+        assert f"Runs in it: {tmp_path / 'first'}." in " ".join(capsys.readouterr().err.split())
     assert main(["report", str(tmp_path / "nowhere")]) == 2
     assert "There is no directory " in capsys.readouterr().err
 

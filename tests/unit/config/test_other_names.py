@@ -40,7 +40,12 @@ def test_prefixes_and_dashes_of_other_command_lines_are_understood():
         ("algorithm.adv_estimator", "algorithm=NAME"),
         ("trainer.logger", "trainer.trackers"),
         ("custom_reward_function.path", "reward.functions"),
-        ("beta", "algorithm.kl.coefficient for GRPO and PPO, algorithm.preference.beta for DPO"),
+        (
+            "beta",
+            "algorithm.kl.coefficient with algorithm.kl.placement=loss for GRPO and PPO, algorithm.preference.beta for",
+        ),
+        ("total_episodes", "trainer.total_steps"),
+        ("ray_kwargs.ray_init.num_gpus", "RAY_ADDRESS"),
         ("trainer.n_gpus_per_node", "trainer.devices"),
         ("gradient_accumulation_steps", "actor.microbatch_tokens"),
         ("actor.use_kl_loss", "algorithm.kl.placement=loss"),

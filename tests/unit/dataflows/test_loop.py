@@ -38,7 +38,7 @@ def evaluation_of(roles: Roles, directory) -> Evaluate:
 
 def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Counting, *, evaluated=True) -> Run:
     roles = local_roles(directory)
-    settings = kind.Settings() if kind is GRPO else NoSettings()
+    settings = kind.Settings() if issubclass(kind, GRPO) else NoSettings()
     return Run(
         trainer=trainer,
         dataflow=kind(roles.groups | {"reference": None}, settings=settings, samples_per_prompt=2),
@@ -156,6 +156,45 @@ def test_seconds_of_roles_samples_and_tokens_are_those_of_the_step(toy_dir, tmp_
     assert [sample.split for sample in run.tracker.samples[1]] == ["train"] * 3
     batch = run.dataflow.last_batch
     assert run.tracker.rows[2]["perf/total_num_tokens"] == float(batch.lengths.sum())
+
+
+class Failing(GRPO):
+    """Fails in its third step, before or after it has observed the batch."""
+
+    def observe(self, batch):
+        if self.iteration == 2 and self.when == "before":
+            raise ValueError("mine")
+        return super().observe(batch)
+
+    def step(self, prompts):
+        metrics = super().step(prompts)
+        if self.iteration == 2:
+            if self.when == "stopped":
+                raise Abandoned
+            raise ValueError("mine")
+        return metrics
+
+
+@pytest.mark.parametrize(("when", "steps"), [("before", [1, 2]), ("after", [1, 3]), ("stopped", [1, 3])])
+def test_a_run_without_evaluations_has_samples_of_its_first_and_last_batch_however_it_ends(
+    toy_dir, tmp_path, when, steps
+):
+    trainer = Trainer(total_steps=4, eval_every=0, save_every=0, sample_rows=3)
+    run = run_of(toy_dir(), tmp_path, trainer, Failing, evaluated=False)
+    run.dataflow.when = when
+    if when == "stopped":
+        Loop(run).run()
+    else:
+        with pytest.raises(ValueError, match="mine"):
+            Loop(run).run()
+    assert {step: len(samples) for step, samples in run.tracker.samples.items()} == dict.fromkeys(steps, 3)
+
+
+def test_a_run_that_ends_as_planned_has_samples_of_its_last_step_once(toy_dir, tmp_path):
+    trainer = Trainer(total_steps=3, eval_every=0, save_every=0, samples_every=3)
+    run = run_of(toy_dir(), tmp_path, trainer, GRPO, evaluated=False)
+    Loop(run).run()
+    assert {step: len(samples) for step, samples in run.tracker.samples.items()} == {1: 6, 3: 6}
 
 
 class Numbers(Counting):

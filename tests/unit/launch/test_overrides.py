@@ -89,6 +89,7 @@ def test_an_unknown_key_is_answered_with_the_setting_that_is_meant(text, remedy)
         ),
         (["a b=1", "trainer.trackers=\\"], "is not a setting", "Write key=value"),
         (["trainer.seed=1,2", "trainer.seed=range(1,3)"], "gives several values", "trainer.seed takes a whole number"),
+        (["trainer.seed=1,2"], "gives several values", "To run once for each value, add --multirun."),
         (
             [f"reward.weights={value}" for value in ("glob(*)", "[glob(*)]", "range(1,3)", "[1,choice(2,3)]")],
             "gives several values",

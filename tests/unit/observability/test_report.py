@@ -103,7 +103,9 @@ def test_a_run_with_metrics_alone_or_without_any_has_a_report(tmp_path, row, fou
 
 
 def test_lines_of_one_step_are_one_step(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "a": 1}\n{"step": 1, "a": 3}\n{"step": 2, "b": null}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 2, "a": 1}\n{"step": 1, "a": 3}\n{"step": 2, "b": 1' + "0" * 400 + "}\n"
+    )
     record = read_record(tmp_path)
     assert (record.metrics["a"].steps, record.metrics["a"].values) == ([1, 2], [3.0, 1.0])
     assert record.metrics["b"].steps == [2]

@@ -7,7 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hybridflow.observability.samples import Sample, distinct_parts, followed, pairs, sample_of_row, turned
+from hybridflow.observability.samples import Sample, changed, distinct_parts, followed, pairs, sample_of_row
 from hybridflow.observability.tables import before_after_table, clip, sample_table, visible
 
 
@@ -28,7 +28,9 @@ def test_a_sample_survives_its_row():
     sample = Sample("1+1=", "2", None, 1.0, 7, "train", "1 + 1?")
     assert sample_of_row(sample.row(12)) == sample
     assert list(sample.row(12)) == ["step", "split", "prompt", "response", "answer", "score", "uid", "question"]
-    assert math.isnan(sample_of_row({"step": 1, "score": None}).score)
+    for odd in (None, "<b>", [1], 10**400):
+        read = sample_of_row({"step": 1, "score": odd, "uid": odd})
+        assert math.isnan(read.score) and read.uid == -1
 
 
 def test_pairs_match_prompts_and_take_the_first_response_of_each():
@@ -36,7 +38,9 @@ def test_pairs_match_prompts_and_take_the_first_response_of_each():
     now = [_sample(2, 0.0), _sample(1, 1.0), _sample(1, 0.0), _sample(9, 1.0)]
     found = pairs(before, now)
     assert [(pair.before.score, pair.now.score, pair.now.uid) for pair in found] == [(0.0, 1.0, 1), (1.0, 0.0, 2)]
-    assert (turned(found), turned(found[:1]), turned(found[1:])) == ((1, 1), (1, 0), (0, 1))
+    assert changed(found) == ("1 became correct", "1 became wrong")
+    assert changed(found[:1]) == ("1 became correct", "0 became wrong")
+    assert changed(pairs(before, [_sample(1, 0.1), _sample(2, 0.3)])) == ("1 scored higher", "1 lower")
 
 
 def test_watched_samples_are_the_wrong_ones_and_one_right():
@@ -62,6 +66,11 @@ def test_clip_keeps_what_is_asked(keep, text):
     assert cell_len(clip("漢字漢字漢字漢字", 9, keep=keep)) <= 9
 
 
+def test_scores_that_are_no_verdicts_have_no_marks():
+    text = _rendered(sample_table, [_sample(1, 3.0), _sample(2, 0.1)])
+    assert "3.000" in text and not set("\u2713\u2717") & set(text) and "correct" not in text
+
+
 def test_a_table_off_a_terminal_is_plain_and_marks_right_and_wrong():
     samples = [_sample(1, 1.0, "[bold]x[/bold]", answer=None), _sample(2, 0.0, "r" * 50, answer=None)]
     text = _rendered(sample_table, [*samples, _sample(3, math.nan, answer=None)])
@@ -78,7 +87,7 @@ def test_a_table_off_a_terminal_is_plain_and_marks_right_and_wrong():
 def test_the_scores_are_whole_at_every_width(width):
     found = pairs([_sample(1, 0.0, "so " * 500, "why " * 300)], [_sample(1, 0.25, "thus " * 500, "why " * 300)])
     row = _rendered(before_after_table, found, width=width, **TERMINAL).splitlines()[-1]
-    assert row.endswith("  0 ✗ > 0.250 ✗") and cell_len(row) <= width
+    assert row.endswith("  0 > 0.250") and cell_len(row) <= width
     long = [_sample(1, 0.25, "so " * 500, "why " * 300 + "QUESTION", answer="because " * 9)]
     lines = _rendered(sample_table, long, width=width, **TERMINAL).splitlines()
     assert lines[-1].endswith("  0.250 ✗") and "QUESTION" in lines[-1] and len(lines) == 5

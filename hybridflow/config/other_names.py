@@ -43,9 +43,10 @@ def counterpart(key: str) -> str | None:
 
 def is_other_section(key: str) -> bool:
     """Whether a key that is no setting, here or elsewhere, is a section of another system: its settings are meant."""
-    name = f"{key}.".removeprefix(_VERL_PREFIX)
+    if f"{key}.".startswith(_VERL_PREFIX):
+        return True
     known = (other for names in other_names().values() for other in names)
-    return counterpart(key) is None and (not name or any(other.startswith(name) for other in known))
+    return counterpart(key) is None and any(other.startswith(f"{key}.") for other in known)
 
 
 def replacement(key: str) -> str | None:

@@ -60,9 +60,11 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", type=Path)
     parser.add_argument("words", nargs="*")
     try:
-        known, unknown = parser.parse_known_intermixed_args(argv)
+        known, left = parser.parse_known_intermixed_args(argv)
     except argparse.ArgumentError as error:
         raise ConfigError(f"{str(error).removeprefix('argument ')}.", remedy=_WITHOUT_DASHES) from error
+    unknown = [word for word in left if word.startswith("-")]
+    known.words += [word for word in left if word not in unknown]
     if unknown and not (known.dry_run and not known.multirun):
         raise no_option(unknown[0])
     for word, value in pairwise(argv):  # the value of an option that does not exist is no setting

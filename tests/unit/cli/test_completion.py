@@ -40,6 +40,7 @@ def answers(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> list[s
         ("hybridflow ppo actor.opt", ["actor.optimizer.learning_rate="], ["actor.optimizer."]),
         ("hybridflow ppo placement.", ["placement.pools.", "placement.roles."], []),
         ("hybridflow grpo trainer.device=", ["trainer.device=auto", "trainer.device=cuda"], []),
+        ("hybridflow grpo rollout.engine=n", ["rollout.engine=null"], []),
         ("hybridflow grpo rollout.engine=v", ["rollout.engine=vllm"], ["rollout.engine=transformers"]),
         ("hybridflow ppo data.shuffle=", ["data.shuffle=true", "data.shuffle=false"], ["data.shuffle=null"]),
         ("hybridflow ppo trainer.threads=", ["trainer.threads=null"], []),

@@ -192,6 +192,20 @@ def test_each_command_starts_from_its_trainers_settings(words, trainer, dataflow
     ("words", "message", "remedy"),
     [
         (["run"], "There is no run file", "hybridflow run FILE.yaml"),
+        (["run", "rows.jsonl"], "'rows.jsonl' is not a run file.", "hybridflow run FILE.yaml"),
+        (["grpo", "algorithm=GRPOTrainer"], "There is no algorithm=GRPOTrainer", "It is called grpo here."),
+        (["grpo", "algorithm=DPO"], "There is no algorithm=DPO", "It has its own trainer: hybridflow dpo."),
+        (["GRPO"], "There is no command 'GRPO'", "Did you mean 'grpo'?"),
+        (
+            ["evaluate", "nowhere"],
+            "There is no model and no run 'nowhere'.",
+            "Give the directory of a model or of a run",
+        ),
+        (
+            ["evaluate", "nowhere", "--num-generations", "4"],
+            "There is no option --num-generations",
+            "rollout.samples_per",
+        ),
         (["run", "bare.yaml"], "bare.yaml names no command", "hybridflow grpo bare.yaml"),
         (["bare.yaml"], "There is no command 'bare.yaml'", "Write hybridflow run bare.yaml."),
         (["pppo"], "There is no command 'pppo'", "Did you mean 'ppo'?"),
@@ -211,6 +225,29 @@ def test_a_file_for_another_command_is_one_problem(capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert "c.yaml, line 1: this file is for hybridflow grpo, not hybridflow dpo." in said
     assert "Use hybridflow run c.yaml." in said and "1 problem; nothing was started" in said
+
+
+def test_sections_of_other_systems_are_answered_setting_by_setting(capsys):
+    write(verl="command: grpo\nactor_rollout_ref:\n  rollout: {n: 4}\n  actor:\n    optim: {lr: 1e-6}\n")
+    assert main(["run", "verl.yaml", "--dry-run"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "verl.yaml, line 3: There is no setting 'actor_rollout_ref.rollout.n'" in said
+    assert "use rollout.samples_per_prompt" in said and "use actor.optimizer.learning_rate" in said
+    assert "2 problems; nothing was started" in said
+
+
+def test_an_option_that_does_not_exist_hides_no_other_problem_of_a_dry_run(capsys):
+    words = ["pretrain=x", "n_samples_per_prompt=8", "--rollout_batch_size", "4", "--ptx-coef=1"]
+    assert main(["grpo", "--dry-run", *words]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    for part in (
+        "no setting 'pretrain'",
+        "use rollout.samples",
+        "no option --rollout_batch_size",
+        "no option --ptx-coef",
+    ):
+        assert part in said
+    assert "4 problems; nothing was started" in said
 
 
 def test_the_help_of_run_is_about_files(capsys):

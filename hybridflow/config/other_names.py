@@ -42,7 +42,7 @@ def counterpart(key: str) -> str | None:
 
 
 def is_other_section(key: str) -> bool:
-    """Whether a key that is no setting, here or elsewhere, is a section of another system: its settings are meant."""
+    """Whether an unknown key is a section of another system, so that the settings in it are meant."""
     if f"{key}.".startswith(_VERL_PREFIX):
         return True
     known = (other for names in other_names().values() for other in names)

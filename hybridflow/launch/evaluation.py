@@ -140,7 +140,7 @@ def _in_full(text: str) -> str:
 
 
 def _check_model(directory: Path, given: str, step: int | None) -> None:
-    """Raises `ConfigError` for what is no model, and for the step of a model that is not a run."""
+    """Raises `ConfigError` for a path that is not a model, and for the step of a model that is not a run."""
     if step is not None:
         raise ConfigError(
             f"--step={step} selects a checkpoint of a run, but '{given}' is a model.", remedy="Leave --step out."

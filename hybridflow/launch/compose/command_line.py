@@ -67,7 +67,7 @@ def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCo
     known.words += [word for word in left if word not in unknown]
     if unknown and not (known.dry_run and not known.multirun):
         raise no_option(unknown[0])
-    for word, value in pairwise(argv):  # the value of an option that does not exist is no setting
+    for word, value in pairwise(argv):  # an unknown option and its value
         if word in unknown and "=" not in word and value in known.words and "=" not in value and not is_run_file(value):
             known.words.remove(value)
     if known.jobs is not None and not known.multirun:

@@ -54,8 +54,8 @@ def test_a_program_without_a_model_is_trained_on(tmp_path, engine):
 @pytest.mark.parametrize(
     ("text", "found", "remedy"),
     [
-        (PARTIAL, "is not a rollout engine: it lacks weights_changing, weights_changed, sleep", "Derive it from"),
-        ("class Engine(CustomEngine):\n    pass", "has no respond()", "write respond()"),
+        (PARTIAL, "is not a rollout engine: it lacks weights_changing, weights_changed and sleep", "Derive it from"),
+        ("class Engine(CustomEngine):\n    pass", "it lacks respond", "write respond()"),
         ("class Engine(CustomEngine):\n    def respond(self, prompts, sampling, *, seeds): ...",
             "cannot be called: got an unexpected keyword argument 'max_response_tokens'", "Write def respond(self"),
         ("def Engine(): ...", "is a function, not a class", "Name a class"),

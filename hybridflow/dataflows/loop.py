@@ -19,7 +19,7 @@ from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.dataflows.stages import stage_name
 from hybridflow.dataflows.training_samples import TrainingSamples
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.claim import check_in_place
+from hybridflow.elastic.claim import check_in_place, is_in_place
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.stopping import Abandoned, Stop
 from hybridflow.errors import Advice, HybridflowError, RewardError, explained
@@ -181,9 +181,10 @@ class Loop:
             if self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
                 self.save()
         except BaseException as error:
-            self.log_step()
-            if isinstance(error, Exception):
-                self._samples.end_run(self._step)
+            if is_in_place(self._run.checkpoints.run_dir):
+                self.log_step()
+                if isinstance(error, Exception):
+                    self._samples.end_run(self._step)
             raise
         self._samples.end_run(self._step)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from weakref import ReferenceType, ref
 
 from hybridflow.config.loop import Trainer
@@ -29,11 +30,11 @@ class TrainingSamples:
         self._sampled_step = step if samples else self._sampled_step
 
     def end_step(self, step: int) -> None:
-        """Logs samples of the step that has ended, if they are due or the run has none yet."""
+        """Logs samples of the step that has ended, if they are due, or if it is the first and nothing was evaluated."""
         batch, every = self._dataflow.last_batch, self._trainer.samples_every
         if batch is not None:
             self._complete = ref(batch)
-            if every and (self._sampled_step < 0 or step % every == 0):
+            if every and ((step == 1 and self._sampled_step < 0) or step % every == 0):
                 self.log(step, self._of(batch))
 
     def end_run(self, step: int) -> None:
@@ -48,7 +49,7 @@ class TrainingSamples:
         if step == self._sampled_step:
             return
         try:
-            self.log(step, self._of(batch))
+            self.log(step, [replace(sample, is_last=True) for sample in self._of(batch)])
         except Exception as error:  # noqa: BLE001 (whatever it is, it must not take the place of the run's outcome)
             logger.warning("step=%d samples could not be logged: %s: %s", step, type(error).__name__, error)
 

@@ -108,10 +108,15 @@ def _is_at(descriptor: int, run_dir: Path) -> bool:
         return False
 
 
+def is_in_place(run_dir: Path) -> bool:
+    """Whether a directory that this process has claimed is still there; True for any other."""
+    held = _held.get(run_dir.absolute())
+    return held is None or _is_at(held.descriptor, run_dir)
+
+
 def check_in_place(run_dir: Path) -> None:
     """Raises `ResourceError` if a directory that this process has claimed was deleted or moved."""
-    held = _held.get(run_dir.absolute())
-    if held is not None and not _is_at(held.descriptor, run_dir):
+    if not is_in_place(run_dir):
         raise ResourceError(
             f"trainer.run_dir={run_dir} was deleted or moved while the run was writing to it; the run ends here.",
             remedy="Run the same command again: it starts over, or resumes from the last checkpoint if you move the"

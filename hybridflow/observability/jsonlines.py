@@ -41,14 +41,19 @@ class JsonLinesFile:
             while line:
                 line = line[self._file.write(line) :]
 
-    def truncate_after(self, step: int) -> None:
-        """Drops the lines whose `step` is greater than `step`, and torn lines; logs how many were dropped.
+    def truncate_after(self, step: int, *, marked: str | None = None) -> None:
+        """Drops the lines whose `step` is greater than `step`, or which have the key `marked`, and torn lines; logs how
+        many were dropped.
 
         The kept lines are written to another file, which is then renamed, so that a process killed here loses nothing.
         """
         self._reopen_if_gone()
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line.rstrip(b"\n") + b"\n" for line in lines if (found := _parsed(line)) and found[0] <= step]
+        kept = [
+            line.rstrip(b"\n") + b"\n"
+            for line in lines
+            if (found := _parsed(line)) and found[0] <= step and marked not in found[1]
+        ]
         if kept == lines:
             return
         aside = self.path.with_name(self.path.name + ".partial")

@@ -26,7 +26,7 @@ class Sample:
 
     `prompt` is the whole text that the model read; of a conversation, `question` is the user's last turn. `tokens`
     counts those of the response, which `is_cut_off` at the length limit; `rewards` are the scores of several functions,
-    by name.
+    by name. A sample that `is_last` was logged because the run ended; a run that resumes drops it.
     """
 
     prompt: str
@@ -41,6 +41,7 @@ class Sample:
     is_cut_off: bool | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     response_ids: list[int] | None = None
+    is_last: bool | None = None
 
     @property
     def asked(self) -> str:
@@ -55,7 +56,7 @@ class Sample:
         return {"step": step, "split": known.pop("split"), **known, **rewards}
 
 
-_IF_KNOWN = ("question", "source", "tokens", "is_cut_off", "response_ids")
+_IF_KNOWN = ("question", "source", "tokens", "is_cut_off", "response_ids", "is_last")
 """Fields that a line of samples.jsonl has only if they are known."""
 
 

@@ -36,7 +36,7 @@ class JsonlTracker:
     def begin(self) -> None:
         if self._run.resume_after is not None:
             self._metrics.truncate_after(self._run.resume_after - self._run.is_last_unlogged)
-            self._samples.truncate_after(self._run.resume_after)
+            self._samples.truncate_after(self._run.resume_after, marked="is_last")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line; a number that is not finite is written as null, with a warning the first time."""

@@ -78,7 +78,9 @@ def test_nothing_is_changed_in_place():
 
 
 def test_a_missing_column_is_named_with_its_stage_and_who_provides_it():
-    with pytest.raises(BatchError, match=r"'critic\.update' needs the columns \['returns'\].*columns\.py"):
+    with pytest.raises(
+        BatchError, match=r"'critic\.update' needs the columns \['returns'\].*'returns' is added by actor\.advantages"
+    ):
         batch_of([[1]]).require(("uid", "returns"), stage="critic.update")
 
 

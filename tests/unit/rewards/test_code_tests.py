@@ -118,4 +118,4 @@ def test_tests_that_can_be_forged_are_warned_about_once(caplog):
         assert not caplog.records
         assert scores([program] * 2, {"answer": [["assert f(1) == 1", whole]] * 2}) == [1.0, 1.0]
     (warned,) = caplog.records
-    assert whole in warned.getMessage() and "docs/how_to/code_rewards.md" in warned.getMessage()
+    assert whole in warned.getMessage() and "Compare calls with literals" in warned.getMessage()

@@ -120,18 +120,18 @@ def _offline_if_unreachable() -> Iterator[None]:
     """
     for library in ("huggingface_hub", "datasets"):
         logging.getLogger(library).handlers.clear()  # each adds one of its own to those of the root
-    hub, datasets = require("huggingface_hub.constants"), require("datasets.config")
-    before = hub.HF_HUB_OFFLINE, datasets.HF_HUB_OFFLINE
+    hub, datasets = vars(require("huggingface_hub.constants")), vars(require("datasets.config"))
+    before = hub["HF_HUB_OFFLINE"], datasets["HF_HUB_OFFLINE"]
     try:
         if not any(before):
-            require("huggingface_hub").get_session().head(hub.ENDPOINT, timeout=_SECONDS)
+            require("huggingface_hub").get_session().head(hub["ENDPOINT"], timeout=_SECONDS)
     except Exception as error:  # noqa: BLE001 (of the network or its settings: the warning names it)
-        logger.warning("%s cannot be reached (%s): only data on this machine can be read", hub.ENDPOINT, error)
-        hub.HF_HUB_OFFLINE = datasets.HF_HUB_OFFLINE = True
+        logger.warning("%s cannot be reached (%s): only data on this machine can be read", hub["ENDPOINT"], error)
+        hub["HF_HUB_OFFLINE"] = datasets["HF_HUB_OFFLINE"] = True
     try:
         yield
     finally:
-        hub.HF_HUB_OFFLINE, datasets.HF_HUB_OFFLINE = before
+        hub["HF_HUB_OFFLINE"], datasets["HF_HUB_OFFLINE"] = before
 
 
 def _options(name: str, query: str) -> dict[str, str]:

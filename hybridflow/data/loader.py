@@ -63,6 +63,11 @@ class BatchStream:
         return len(self._table)
 
     @property
+    def num_used(self) -> int:
+        """Rows per epoch that are not left out; estimated from the first ones if rows are read on demand."""
+        return self._table.num_used if isinstance(self._table, JoinedRows) else len(self._table)
+
+    @property
     def table(self) -> Batch | None:
         """The rows, in the order of their files; None if they are read on demand."""
         return self._table if isinstance(self._table, Batch) else None

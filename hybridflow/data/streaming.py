@@ -56,6 +56,8 @@ class StreamedRows:
                 f"'{name}' gives {len(batch)} responses for {count} pairs, which data.streaming=true cannot split.",
                 remedy="Give rows with prompt, completion and label, or set data.streaming=false.",
             )
+        self.num_used = round(len(self) * len(batch) / count) or 1
+        """The number of rows that are not left out, as far as the first rows show."""
         self._none = batch.slice(0, 0)
         self.columns = batch.columns
 
@@ -114,6 +116,7 @@ class JoinedRows:
     def __init__(self, parts: Sequence[StreamedRows]) -> None:
         self._parts = parts
         self._ends = [*accumulate(map(len, parts))]
+        self.num_used = sum(part.num_used for part in parts)
         self.columns = [*dict.fromkeys(name for part in parts for name in part.columns)]
 
     def __len__(self) -> int:

@@ -26,10 +26,12 @@ def length_in_words(plan: RunPlan, data: RunData) -> str | None:
     """`64 rows / 32 per step = 2 steps per epoch; 150 steps = 75 epochs`; None for a run that only evaluates."""
     if not plan.config.trainer.total_steps:
         return None
-    trainer, batch_size, rows = plan.config.trainer, plan.config.data.batch_size, len(data.streams["prompts"])
+    trainer, batch_size, stream = plan.config.trainer, plan.config.data.batch_size, data.streams["prompts"]
+    rows = stream.num_used
     total, epochs = trainer.total_steps, trainer.total_steps * batch_size / rows
     per_epoch = _short(rows / batch_size)
-    words = f"{rows:,} row{'s' * (rows != 1)} / {batch_size} per step = {per_epoch} step{'s' * (per_epoch != '1')}"
+    words = f"about {rows:,} of {len(stream):,}" if rows < len(stream) else f"{rows:,}"
+    words += f" row{'s' * (rows != 1)} / {batch_size} per step = {per_epoch} step{'s' * (per_epoch != '1')}"
     words += f" per epoch; {total:,} step{'s' * (total != 1)} = {_short(epochs)} epoch{'s' * (epochs != 1)}"
     if isinstance(plan.settings, DAPO.Settings) and plan.settings.max_refills:
         words += f" or more: dynamic sampling may draw up to {plan.settings.max_refills} further batches per step"
@@ -42,7 +44,7 @@ def _steps_of_epochs(plan: RunPlan, data: RunData) -> int:
     """The number of steps for `trainer.epochs`, rounded up: the last batch may reach into another epoch."""
     epochs = plan.config.trainer.epochs
     assert epochs is not None, "no epochs are set"
-    return max(1, math.ceil(epochs * len(data.streams["prompts"]) / plan.config.data.batch_size - 1e-9))
+    return max(1, math.ceil(epochs * data.streams["prompts"].num_used / plan.config.data.batch_size - 1e-9))
 
 
 def _short(number: float) -> str:

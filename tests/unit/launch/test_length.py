@@ -54,6 +54,20 @@ def test_epochs_are_steps_once_the_rows_are_counted_and_one_line_says_so(toy_dir
     assert prepared.plan.composed.origins["trainer.total_steps"] == origin
 
 
+def test_of_a_stream_the_rows_that_are_kept_are_counted_as_far_as_the_first_rows_show(toy_dir, tmp_path, caplog):
+    (tmp_path / "few.py").write_text("def few(answer): return int(answer) % 3 == 0\n")
+    toy = Words(toy_dir, tmp_path)
+    toy.common = [word.replace("total_steps: 4, ", "") for word in toy.common]
+    filtered = ["trainer.epochs=1", f"data.filters=[{tmp_path}/few.py:few]", "data.min_kept_fraction=0"]
+    whole = toy.prepared("whole", *filtered)
+    with caplog.at_level(logging.INFO):
+        streamed = toy.prepared("streamed", *filtered, "data.streaming=true")
+    kept = len(whole.data.streams["prompts"])
+    assert kept < ROWS
+    assert streamed.plan.config.trainer.total_steps == whole.plan.config.trainer.total_steps == -(-kept // 4)
+    assert f"about {kept} of {ROWS} rows / 4 per step" in caplog.text
+
+
 def test_a_run_that_only_evaluates_has_no_length(toy_dir, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         prepared = Words(toy_dir, tmp_path).prepared("run", "trainer.epochs=3", "trainer.total_steps=0")

@@ -1,4 +1,7 @@
-"""`--multirun --jobs ray`: the runs of a sweep share the devices of a Ray cluster."""
+"""`--multirun --jobs ray`: the runs of a sweep share the devices of a Ray cluster.
+
+Collected before the files whose worker groups keep devices of the session's Ray.
+"""
 
 import csv
 import json

@@ -66,6 +66,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         "dataflow_settings.by_prompt": arguments.by_prompt,
         "dataflow_settings.token_ids": arguments.token_ids,
     }
+    file = ResponsesFile(out)
     with subject_of(arguments.subject, step=arguments.step) as subject:
         done = evaluate(
             subject,
@@ -73,11 +74,10 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
             own,
             command="generate",
             dry_run=arguments.dry_run,
-            check=lambda composed: ResponsesFile(out, settings_of_responses(composed), 1).check(),
+            check=lambda composed: file.check(settings_of_responses(composed)),
         )
     if arguments.dry_run or done.run_dir is None:
         return done.status
-    file = ResponsesFile(out, {}, 1)
     if done.status == 0:
         console.print(f"{arguments.out}  {file.finish()} responses", soft_wrap=True)
     elif rows := file.rows():

@@ -145,14 +145,14 @@ def _generate(
     composed = prepared.plan.composed
     prompts = {str(name): prepared.inputs.get(str(name)) for name in words_of(composed.flat()["data.eval_files"])}
     made_with = settings_of_responses(composed) | {"contents of data.eval_files": prompts}
-    file = ResponsesFile(Path(settings.out), made_with, rows_per_prompt=1 if settings.by_prompt else samples)
+    rows_per_prompt = 1 if settings.by_prompt else samples
     as_rows = partial(
         rows_of_responses,
         decode=prepared.data.decode,
         token_ids=settings.token_ids,
         by_prompt=settings.by_prompt,
     )
-    with file.opened() as opened:
+    with ResponsesFile(Path(settings.out)).opened(made_with, rows_per_prompt=rows_per_prompt) as opened:
         generate_responses(
             cast(Sampler, groups[ROLLOUT]),
             parts,

@@ -36,21 +36,20 @@ class ResponsesFile:
 
     Until all are there, they are lines of `OUT.partial`, whose first line has the settings.
 
-        with file.opened() as opened:           # continues after the rows of an interrupted command
+        file = ResponsesFile(Path("out.jsonl"))
+        with file.opened(settings, rows_per_prompt=1) as opened:  # continues after the rows of an interrupted command
             opened.write(rows)
         file.finish()
     """
 
     out: Path
-    settings: Mapping[str, object]
-    rows_per_prompt: int
 
     @property
     def partial(self) -> Path:
         """The file that is written while responses are generated."""
         return self.out.with_name(f"{self.out.name}.partial")
 
-    def check(self) -> None:
+    def check(self, settings: Mapping[str, object]) -> None:
         """Raises `ConfigError` if the rows that an interrupted command left were made with other settings."""
         if not self.partial.is_file():
             return
@@ -58,7 +57,7 @@ class ResponsesFile:
             before = _header(file.readline())
         if before is None:
             return
-        if keys := [key for key, value in self.settings.items() if before.get(key) != value]:
+        if keys := [key for key, value in settings.items() if before.get(key) != value]:
             shown = "; ".join(f"{key} was {json.dumps(before.get(key))}" for key in keys[:4])
             raise ConfigError(
                 f"{self.partial} has responses of an interrupted command with other settings: {shown}.",
@@ -66,23 +65,23 @@ class ResponsesFile:
             )
 
     @contextmanager
-    def opened(self) -> Iterator["OpenedResponses"]:
+    def opened(self, settings: Mapping[str, object], *, rows_per_prompt: int) -> Iterator["OpenedResponses"]:
         """The partial file, cut after the last prompt of which all rows are there."""
-        self.check()
+        self.check(settings)
         with _explained(self.partial), self.partial.open("a+b", buffering=0) as file:
             file.seek(0)
             if _header(file.readline()) is None:
                 file.truncate(0)
-                file.write((json.dumps({"settings": self.settings}, ensure_ascii=False) + "\n").encode())
+                file.write((json.dumps({"settings": settings}, ensure_ascii=False) + "\n").encode())
             end = file.seek(0, 1)
             rows = 0
             for row, line in enumerate(iter(file.readline, b""), start=1):
                 if not line.endswith(b"\n"):
                     break
-                if row % self.rows_per_prompt == 0:
+                if row % rows_per_prompt == 0:
                     rows, end = row, file.tell()
             file.truncate(end)
-            yield OpenedResponses(file, rows // self.rows_per_prompt)
+            yield OpenedResponses(file, rows // rows_per_prompt)
 
     def rows(self) -> int:
         """The number of rows in the partial file."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Literal
 
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import ConfigError, Faults
 
 
 class _Answer(Enum):
@@ -27,21 +27,26 @@ Callbacks = Callback | Sequence[Callback]
 """One callback or several."""
 
 
-def after_step(callbacks: Callbacks, faults: Faults = STRICT) -> Callable[[int, dict[str, float]], bool]:
-    """Calls all callbacks with a step and a copy of its metrics; returns whether one asks to stop.
-
-    Adds a `ConfigError` for each that cannot be called with a step and its metrics.
-    """
-    several = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
-    for callback in several:
-        with faults.caught():
-            _check(callback)
+def after_step(callbacks: Callbacks) -> Callable[[int, dict[str, float]], bool]:
+    """Calls all callbacks with a step and a copy of its metrics; returns whether one asks to stop."""
+    several = _several(callbacks)
 
     def call_each(step: int, metrics: dict[str, float]) -> bool:
         answers = [callback(step, dict(metrics)) for callback in several]
         return any(answer is STOP for answer in answers)
 
     return call_each
+
+
+def check_callbacks(callbacks: Callbacks, faults: Faults) -> None:
+    """Adds a `ConfigError` for each callback that cannot be called with a step and its metrics."""
+    for callback in _several(callbacks):
+        with faults.caught():
+            _check(callback)
+
+
+def _several(callbacks: Callbacks) -> Sequence[Callback]:
+    return list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
 
 
 def _check(callback: object) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from hybridflow.api.callbacks import Callbacks, after_step
+from hybridflow.api.callbacks import Callbacks, after_step, check_callbacks
 from hybridflow.api.inputs import Inputs
 from hybridflow.api.objects import Objects, object_settings, plain_value
 from hybridflow.api.planning import Plan, plan_of
@@ -163,7 +163,7 @@ def _composed_in(
     experiment: Experiment, callbacks: Callbacks, folder: Path | None, faults: Faults
 ) -> tuple[Composed, bool]:
     """The configuration, with objects stored in a folder, and whether the roles fit on the devices."""
-    after_step(callbacks, faults)
+    check_callbacks(callbacks, faults)
     name, typed = settings_in(experiment, folder, faults)
     return checked_composition(typed, config_name=name, faults=faults)
 

@@ -18,7 +18,7 @@ from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS
 from hybridflow.config.directory import config_directory
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.launch.compose.presets import GROUPS, presets
-from hybridflow.launch.compose.trainers import JOBS, PURPOSES, RUN, SUFFIXES, command_words
+from hybridflow.launch.compose.trainers import JOBS, OPTIONS, PURPOSES, RUN, SUFFIXES, command_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +49,6 @@ compdef _hybridflow hybridflow
 }
 """The functions to load into a shell."""
 
-_OPTIONS = ("--help", "--dry-run", "--multirun", "--jobs", "--cfg", "--config-name", "--config-dir")
 _CHOICES: Mapping[str, Sequence[str]] = {"--cfg": ("job",), "--jobs": JOBS}
 _TAKE_SETTINGS = ("show", "evaluate", "generate")
 _BREAKS = "=:"
@@ -102,7 +101,7 @@ def completed(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if before[0] in commands and before[0] not in _TAKE_SETTINGS:
         return [*SCRIPTS] if before[0] == "completion" else _paths(word)
     if word.startswith("-"):
-        return [] if before[0] in commands else [option for option in _OPTIONS if option.startswith(word)]
+        return [] if before[0] in commands else [option for option in OPTIONS if option.startswith(word)]
     if before[-1] in _CHOICES:
         return [choice for choice in _CHOICES[before[-1]] if choice.startswith(word)]
     if before[-1].startswith("--config-"):

@@ -134,7 +134,7 @@ def is_blank(response: Response) -> bool:
 
 def is_learned(turn: Mapping[str, object]) -> bool:
     """Whether a turn is the assistant's and to be learned: without `"weight": 0` (OpenAI) or `"train": false`."""
-    return turn["role"] == "assistant" and turn.get("weight") not in (0,) and turn.get("train") is not False
+    return turn["role"] == "assistant" and turn.get("weight") != 0 and turn.get("train") is not False
 
 
 def rows_without(flaws: Mapping[str, Sequence[int]], table: Table, *, of: str) -> list[int]:

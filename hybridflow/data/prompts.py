@@ -118,7 +118,7 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
 
 
 def _written(columns: Mapping[str, list], table: Table) -> dict[str, list]:
-    rows = [{name: values[row] for name, values in table.columns.items()} for row in range(len(table))]
+    rows = [table.row(row) for row in range(len(table))]
     return {name: columns[name] for name in ("prompt", "answer", "data_source")} | {"written": rows}
 
 

@@ -24,7 +24,7 @@ from hybridflow.launch.run_directory import start_in_words
 from hybridflow.launch.step_trace import planned_roles
 from hybridflow.models.geometry import parameter_count
 from hybridflow.observability import formatting
-from hybridflow.observability.trackers.factory import check_names
+from hybridflow.observability.trackers.factory import unknown_trackers
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,7 @@ def _check_unplanned(config: Experiment, faults: Faults, *, has_dataflow: bool) 
     faults.check([file_problems], config)
     with faults.caught():
         Models(config, []).directory(ACTOR)
-    with faults.caught():
-        check_names(config.trainer.trackers)
+    faults.add(*unknown_trackers(config.trainer.trackers))
     with faults.caught():
         dataflow = find_dataflow(config.dataflow) if has_dataflow else None
     faults.check([minibatch_problems, reward_function_problems], config, dataflow)

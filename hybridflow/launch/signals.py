@@ -10,7 +10,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def on_signals(handler: Callable[[int], None]) -> Iterator[None]:
-    """Within it, SIGINT, SIGTERM and SIGHUP call the handler with their number.
+    """A block in which SIGINT, SIGTERM and SIGHUP call the handler with their number.
 
     Does nothing in a thread other than the main one; a signal that is ignored (SIGHUP under nohup) stays ignored.
     """

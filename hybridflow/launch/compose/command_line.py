@@ -11,10 +11,9 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.overrides import Typed, suggestion
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files, with_files
-from hybridflow.launch.compose.trainers import JOBS, TrainingCommand, is_run_file
+from hybridflow.launch.compose.trainers import JOBS, OPTIONS, TrainingCommand, is_run_file
 
 _WITHOUT_DASHES = "Settings are written key=value, without dashes; see --help."
-_OPTIONS = ("--help", "--cfg", "--dry-run", "--multirun", "--config-name", "--config-dir")
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def no_option(word: str) -> ConfigError:
     """The error for an option that does not exist; it may be a setting, here or elsewhere."""
     key, equals, value = word.lstrip("-").partition("=")
     if fields.find(key) is None:
-        remedy = f"{suggestion(key) or did_you_mean(word, _OPTIONS)}{_WITHOUT_DASHES}"
+        remedy = f"{suggestion(key) or did_you_mean(word, OPTIONS)}{_WITHOUT_DASHES}"
     else:
         written = f"{key}={value if equals else 'VALUE'}"
         remedy = f"Settings are written key=value, without dashes: {written}; see --help."

@@ -19,6 +19,9 @@ SUFFIXES = (".yaml", ".yml")
 JOBS = ("local", "ray")
 """Where the runs of a sweep are executed: one after another on this machine, or as jobs of a Ray cluster."""
 
+OPTIONS = ("--help", "--dry-run", "--multirun", "--jobs", "--cfg", "--config-name", "--config-dir")
+"""The options of a training command."""
+
 PURPOSES: Mapping[str, str] = {
     "ppo": "Trains a language model by reinforcement learning: PPO, GRPO or a dataflow of your own.",
     "sft": "Trains a language model on demonstrations (supervised fine-tuning).",

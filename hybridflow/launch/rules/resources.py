@@ -17,7 +17,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.geometry import ModelGeometry, parameter_count
 from hybridflow.models.names.rules import canonical_weights
-from hybridflow.observability.trackers.factory import check_names
+from hybridflow.observability.trackers.factory import unknown_trackers
 
 _JOB_COPY = ("runtime_resources", "working_dir_files")
 """Parts of the path of the working directory that Ray creates for a job and deletes after it."""
@@ -31,8 +31,7 @@ _FLOAT32_COPIES = 3
 
 def tracker_problems(plan: RunPlan) -> Iterable[Problem]:
     """Unknown trackers."""
-    check_names(plan.config.trainer.trackers)
-    return []
+    return unknown_trackers(plan.config.trainer.trackers)
 
 
 def engine_problems(plan: RunPlan) -> Iterable[Problem]:

@@ -1,9 +1,9 @@
 """Creates the trackers in `trainer.trackers`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.errors import ConfigError, raised_together
+from hybridflow.errors import ConfigError
 from hybridflow.observability.trackers.console import ConsoleTracker
 from hybridflow.observability.trackers.interface import FanoutTracker, TrackedRun, Tracker
 from hybridflow.observability.trackers.jsonl import JsonlTracker
@@ -12,18 +12,16 @@ from hybridflow.observability.trackers.wandb import WandbTracker
 
 
 def make_trackers(names: Sequence[str], run: TrackedRun) -> FanoutTracker:
-    """The named trackers as one. Raises an error for an unknown name or a package that is not installed."""
-    check_names(names)
+    """The named trackers as one. Raises an error for a package that is not installed."""
     return FanoutTracker({name: _MAKERS[name](run) for name in sorted(set(names), key=list(_MAKERS).index)})
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raises `ConfigError` for unknown trackers, with the nearest names."""
-    with raised_together() as faults:
-        for name in names:
-            if name not in _MAKERS:
-                remedy = f"{did_you_mean(name, _MAKERS)}Choose from: {', '.join(_MAKERS)}."
-                faults.add(ConfigError(f"trainer.trackers names '{name}', which is not a tracker.", remedy=remedy))
+def unknown_trackers(names: Sequence[str]) -> Iterator[ConfigError]:
+    """An error for each name that is not a tracker's, with the nearest names."""
+    for name in names:
+        if name not in _MAKERS:
+            remedy = f"{did_you_mean(name, _MAKERS)}Choose from: {', '.join(_MAKERS)}."
+            yield ConfigError(f"trainer.trackers names '{name}', which is not a tracker.", remedy=remedy)
 
 
 def _tensorboard(run: TrackedRun) -> Tracker:

@@ -57,11 +57,11 @@ Problem = HybridflowError | Advice
 class Faults:
     """The problems that the rules of a run find.
 
-    The first error is raised and warnings are logged or, with `collects`, all are collected.
+        faults.check(RULES, plan)
+        with faults.caught():
+            data = load_data(plan)
 
-    faults.check(RULES, plan)
-    with faults.caught():
-        data = load_data(plan)
+    The first error is raised and warnings are logged or, with `collects`, all are collected.
     """
 
     def __init__(self, *, collects: bool = False) -> None:

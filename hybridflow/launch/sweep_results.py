@@ -49,11 +49,13 @@ class SweptRun:
 
 
 class Results:
-    """The rows of a sweep in results.csv, which is written at each change.
+    """The rows of a sweep in results.csv.
 
-    results = Results(runs)
-    for place in results.left:
-        results.record(place, "done", seconds=84.1)
+        results = Results(runs)
+        for place in results.left:
+            results.record(place, "done", seconds=84.1)
+
+    The file is written at each change.
     """
 
     def __init__(self, runs: Sequence[SweptRun]) -> None:

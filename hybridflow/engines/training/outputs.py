@@ -24,7 +24,7 @@ TokenModel = nn.Module
 class LanguageOutputs(nn.Module):
     """A causal language model with outputs for response tokens only: one root module, whose call does everything.
 
-    outputs = LanguageOutputs(model)(micro, ("logprobs", "entropy"), 1.0)      # {"logprobs": [M], "entropy": [M]}
+        outputs = LanguageOutputs(model)(micro, ("logprobs", "entropy"), 1.0)  # {"logprobs": [M], "entropy": [M]}
 
     Logits are held for `chunk_tokens` response tokens at a time; None chooses a number that fits the device. With a
     head that is divided over ranks, each rank has `columns` logits per token, and `outputs_of` combines them.

@@ -50,12 +50,14 @@ class JobProcess(Protocol):
 
 
 class JobCluster:
-    """The cluster at RAY_ADDRESS, the one that `ray start` started on this machine, or one that is started here.
+    """The Ray cluster of a sweep's jobs.
 
-    cluster = JobCluster()
-    cluster.start(devices=8)
-    job = Job([ResourcePool("main", 1)], drives=False)
-    cluster.close()
+        cluster = JobCluster()
+        cluster.start(devices=8)
+        job = Job([ResourcePool("main", 1)], drives=False)
+        cluster.close()
+
+    It is the cluster at RAY_ADDRESS, the one that `ray start` started on this machine, or one that is started here.
     """
 
     def __init__(self) -> None:

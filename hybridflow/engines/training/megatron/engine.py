@@ -40,9 +40,9 @@ from hybridflow.parallel.layout import WeightShard
 class MegatronEngine(EngineShell[ChunkOptimizer]):
     """A model sharded over the ranks of a mesh; implements `TrainEngine`. All ranks create and call it together.
 
-    engine = MegatronEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
-    logprobs = engine.forward(own_rows, ("logprobs",), temperature=1.0).tokens("logprobs")
-    metrics = engine.train_step(own_minibatch, loss_fn, temperature=1.0)
+        engine = MegatronEngine(EngineSetup(LANGUAGE, config.actor.model, config.actor, 300, device, ranks))
+        logprobs = engine.forward(own_rows, ("logprobs",), temperature=1.0).tokens("logprobs")
+        metrics = engine.train_step(own_minibatch, loss_fn, temperature=1.0)
 
     Only ranks that differ in `data` get different rows. All pipeline stages return the outputs of the last one. Tested
     on CPUs with gloo; not yet run on GPUs with NCCL.

@@ -26,7 +26,7 @@ from hybridflow.data.conversations import (
     text_flaw,
 )
 from hybridflow.data.labeled_responses import labeled_bad
-from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.length_limits import check_kept, completions_within_limits
 from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
@@ -66,7 +66,7 @@ def load_demonstrations(
         kept = rows_without(flaws, table, of="rows")
         table, rows = table.select(kept), [rows[row] for row in kept]
         ids, within = completions_within_limits(rows, config, tokenizer, stop_ids, is_part=table.is_part)
-        check_left(len(within), num_rows, config, table, of="rows")
+        check_kept(len(within), num_rows, config, table, of="rows")
         difficulties = {key: table.columns[key] for key in (config.difficulty_key,) if key is not None}
         return Batch.of(
             tokens={

@@ -21,7 +21,7 @@ from hybridflow.data.conversations import (
     say_repeated,
     split_response,
 )
-from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.length_limits import check_kept, completions_within_limits
 from hybridflow.data.preferences import both_responses, other_columns, recognize_pairs
 from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
@@ -44,7 +44,7 @@ def load_labeled(
         ids, kept = completions_within_limits(responses, config, tokenizer, stop_ids, is_part=table.is_part)
         columns = {"prompt_ids": ids.prompts, "response_ids": ids.responses}
         total = len(table) * (1 if "label" in table.columns else 2)  # a pair gives two responses
-        check_left(len(kept), total, config, table, of="responses")
+        check_kept(len(kept), total, config, table, of="responses")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
         return others.with_columns(tokens=tokens).select(kept)
 

@@ -118,20 +118,20 @@ def cut_prompts(rows: Sequence[list[int]], config: Data) -> list[list[int]]:
     return [row if len(row) <= limit else row[-limit:] if keeps_end else row[:limit] for row in rows]
 
 
-def check_left(left: int, total: int, config: Data, table: Table, *, of: str) -> None:
+def check_kept(kept: int, total: int, config: Data, table: Table, *, of: str) -> None:
     """Warns of how many of a source's rows are kept, if not all; a share below `data.min_kept_fraction` is an error.
 
     `of` is what a row holds, in the plural. Those of parts of a stream are counted by the stream.
     """
-    if left == total or table.is_part:
+    if kept == total or table.is_part:
         return
-    found = f"{left} of {total} {of}"
-    if left == 0 or left < config.min_kept_fraction * total:
-        low = "" if left == 0 else f", or lower data.min_kept_fraction={config.min_kept_fraction}"
+    found = f"{kept} of {total} {of}"
+    if kept == 0 or kept < config.min_kept_fraction * total:
+        low = "" if kept == 0 else f", or lower data.min_kept_fraction={config.min_kept_fraction}"
         why = "too long, blank, or have identical responses" if of == "pairs" else "too long or blank"
         raise DataError(
-            f"'{table.name}': only {found} ({percent(left, total)}) can be used; the others are {why}.",
+            f"'{table.name}': only {found} ({percent(kept, total)}) can be used; the others are {why}.",
             remedy="Raise data.max_prompt_tokens and data.max_response_tokens if the model can read more, shorten or"
             f" drop rows with data.map{low}.",
         )
-    logger.warning("data=%s %s kept (%s)", table.name, found, percent(left, total))
+    logger.warning("data=%s %s kept (%s)", table.name, found, percent(kept, total))

@@ -32,7 +32,7 @@ from hybridflow.data.conversations import (
     rows_without,
     say_repeated,
 )
-from hybridflow.data.length_limits import check_left, completions_within_limits
+from hybridflow.data.length_limits import check_kept, completions_within_limits
 from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
@@ -83,7 +83,7 @@ def load_preferences(
                 config.truncation.name, len(within) - len(kept), len(pairs), config.max_response_tokens,
             )  # fmt: skip
         columns = {"prompt_ids": ids.prompts[::2], "chosen_ids": chosen, "rejected_ids": rejected}
-        check_left(len(kept), len(table), config, table, of="pairs")
+        check_kept(len(kept), len(table), config, table, of="pairs")
         tokens = {name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()}
         return others.with_columns(tokens=tokens).select(kept)
 

@@ -13,7 +13,7 @@ from hybridflow.config.data import Data
 from hybridflow.data.column_names import ANSWERS
 from hybridflow.data.conversations import as_conversation, check_prompts, duplicates, last_reply_start
 from hybridflow.data.labeled_responses import is_label
-from hybridflow.data.length_limits import check_left, cut_prompts, rows_within, tokens_to_read
+from hybridflow.data.length_limits import check_kept, cut_prompts, rows_within, tokens_to_read
 from hybridflow.data.prompt_parts import openings, warn_of_unused
 from hybridflow.data.selection import read_rows
 from hybridflow.data.sources import Source, Table, read_files
@@ -135,7 +135,7 @@ def _within_limit(prompts: Sequence, ids: Sequence[Sequence[int]], table: Table,
         is_part=table.is_part,
         at_least={row for row, prompt in enumerate(prompts) if is_read_in_part and may_be_cut(prompt, limit)},
     )
-    check_left(len(kept), len(ids), config, table, of="prompts")
+    check_kept(len(kept), len(ids), config, table, of="prompts")
     return kept
 
 

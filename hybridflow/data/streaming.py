@@ -37,13 +37,13 @@ class StreamedRows:
     """The rows of one source on demand.
 
     Some of the rows that are asked for may be left out, by the filters or because they are too long; how many is
-    counted, and an error if too few are left.
+    counted, and an error if too few are kept.
     """
 
     def __init__(self, name: str, config: Data, encode: Encode, tokenizer: PreTrainedTokenizerBase) -> None:
         self._name, self._config, self._encode = name, config, encode
         self._data_source, self._stored = _opened(name, config, tokenizer)
-        self._asked = self._left = 0
+        self._asked = self._kept = 0
         self._next_warning = _FIRST_ROWS
         count = min(_FIRST_ROWS, len(self))
         raw = self._raw(range(count))
@@ -93,19 +93,19 @@ class StreamedRows:
         columns = columns_of_rows(self._stored.rows(indices))
         return Table(self._name, self._data_source, columns, [index + 1 for index in indices])
 
-    def _count(self, asked: int, left: int) -> None:
-        self._asked, self._left = self._asked + asked, self._left + left
-        if self._asked < self._next_warning or self._left == self._asked:
+    def _count(self, asked: int, kept: int) -> None:
+        self._asked, self._kept = self._asked + asked, self._kept + kept
+        if self._asked < self._next_warning or self._kept == self._asked:
             return
         self._next_warning = 10 * self._asked
-        share = percent(self._left, self._asked)
-        logger.warning("data=%s %d of %d rows kept so far (%s)", self._name, self._left, self._asked, share)
-        if self._left == 0 or self._left < self._config.min_kept_fraction * self._asked:
+        share = percent(self._kept, self._asked)
+        logger.warning("data=%s %d of %d rows kept so far (%s)", self._name, self._kept, self._asked, share)
+        if self._kept == 0 or self._kept < self._config.min_kept_fraction * self._asked:
             raise DataError(
-                f"'{self._name}': only {self._left} of the first {self._asked} rows read ({share}) could be used; the"
+                f"'{self._name}': only {self._kept} of the first {self._asked} rows read ({share}) could be used; the"
                 " others were filtered out, too long or blank.",
                 remedy="Filter the file before the run, or set data.min_kept_fraction=0."
-                if self._left
+                if self._kept
                 else "Check data.map, data.filters and the length limits.",
             )
 

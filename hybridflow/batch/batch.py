@@ -219,7 +219,7 @@ def _named(
     for name, column in (tokens or {}).items():
         if not isinstance(column, Ragged):
             raise BatchError(
-                f"The token column '{name}' is a {type(column).__name__}, not a Ragged.",
+                f"The token column '{name}' is of type {type(column).__name__}, not a Ragged.",
                 remedy="Use Ragged.from_rows(...) or Ragged.from_padded(...), or pass a dense tensor as rows={...}.",
             )
     return {**dense, **(tokens or {}), **{name: _listed(name, values) for name, values in (objects or {}).items()}}
@@ -234,6 +234,6 @@ def _listed(name: str, values: object) -> list:
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
         return list(values)
     raise BatchError(
-        f"The object column '{name}' is a {type(values).__name__}, not a list with one value per row.",
+        f"The object column '{name}' is of type {type(values).__name__}, not a list with one value per row.",
         remedy="Pass a list: list(...). Tensors belong in `rows`, ragged tokens in `tokens`.",
     )

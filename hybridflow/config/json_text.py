@@ -42,7 +42,7 @@ def read_json_object(path: Path) -> dict:
         raise ValueError(f"it has {size} bytes, more than {LARGEST_BYTES}")
     found = parse_json(path.read_bytes())
     if not isinstance(found, dict):
-        raise ValueError(f"it holds a {type(found).__name__}, not an object {{...}}")
+        raise ValueError(f"it is of type {type(found).__name__}, not an object {{...}}")
     return found
 
 

@@ -83,7 +83,9 @@ def load_callable(setting: str, *, key: str, what: str = "function") -> Callable
     """The same; raises `ConfigError` for what cannot be called. `what` it should be is for the error."""
     found = load_member(setting, key=key)
     if not callable(found):
-        raise ConfigError(f"{key}: {setting} is a {type(found).__name__}, not a {what}.", remedy=f"Name a {what}.")
+        raise ConfigError(
+            f"{key}: {setting} is of type {type(found).__name__}, not a {what}.", remedy=f"Name a {what}."
+        )
     return found
 
 

@@ -176,7 +176,7 @@ class _BoundMethod:
         collected = protocol.collect(refs, self._method.mesh)
         if not isinstance(collected, BatchRef):
             raise ConfigError(
-                f"The protocol of '{self._method}' collected a {type(collected).__name__}.",
+                f"The protocol of '{self._method}' collected an object of type {type(collected).__name__}.",
                 remedy="Return a BatchRef from collect, for example BatchRef.concat(answers).",
             )
         return collected

@@ -165,7 +165,7 @@ def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summ
     """The summary of a batch that a method returned, a packet per provided column, and one for the rest."""
     if not isinstance(answer, Batch):
         raise BatchError(
-            f"The method provides {list(form.provides)}, but returned a {type(answer).__name__}.",
+            f"The method provides {list(form.provides)}, but returned an object of type {type(answer).__name__}.",
             remedy="Return a Batch with these columns and one row per row of the batch it was given.",
         )
     missing = [name for name in form.provides if name not in answer]

@@ -71,7 +71,7 @@ def row_of(value: object, place: str) -> Row:
     if isinstance(value, str):
         return {"text": value}
     raise DataError(
-        f"The {place} is a {type(value).__name__}, not an object with columns.",
+        f"The {place} is of type {type(value).__name__}, not an object with columns.",
         remedy='Give each row as {"prompt": ..., "answer": ...}.',
     )
 

@@ -121,7 +121,7 @@ def templated(table: Table, template: str) -> Table:
     for index in range(len(table)):
         for name, values in named.items():
             if values[index] is None or isinstance(values[index], list | dict):
-                what = "nothing" if values[index] is None else f"a {type(values[index]).__name__}"
+                what = "nothing" if values[index] is None else f"a value of type {type(values[index]).__name__}"
                 raise DataError(
                     f"data.prompt_template: {table.place(index)} has {what} in the column '{name}', not text.",
                     remedy="Leave such rows out with data.map, or let it write the column 'prompt'.",
@@ -134,7 +134,11 @@ def checked_row(row: object, title: str, place: str) -> Mapping[str, object]:
     """The row; raises `DataError` unless it is a mapping of the names of columns to values."""
     if isinstance(row, Mapping) and row and all(isinstance(name, str) for name in row):
         return row
-    what = f"a {type(row).__name__}" if not isinstance(row, Mapping) else "a dict without columns, or with other keys"
+    what = (
+        f"an object of type {type(row).__name__}"
+        if not isinstance(row, Mapping)
+        else "a dict without columns, or with other keys"
+    )
     raise DataError(
         f"{title} {what} for {place}, not a row.",
         remedy='Give each row as a dict of its columns: {"prompt": ..., "answer": ...}.',

@@ -116,7 +116,7 @@ def _passes(function: Callable[..., object], wanted: list[str], table: Table, ro
         ) from error
     if not isinstance(answer, bool):
         raise DataError(
-            f"data.filters: {setting} returned {answer!r} (a {type(answer).__name__}) for {place}.",
+            f"data.filters: {setting} returned {answer!r} (of type {type(answer).__name__}) for {place}.",
             remedy="Return True to keep a row and False to leave it out: bool(...).",
         )
     return answer

@@ -136,4 +136,4 @@ def _complete(function: BoundReward, samples: Samples, answers: Answers) -> dict
 
 
 def _shown(value: object) -> str:
-    return f"{value!r:.80} (a {type(value).__name__})"
+    return f"{value!r:.80} (of type {type(value).__name__})"

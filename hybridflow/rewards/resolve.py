@@ -148,7 +148,7 @@ def _user_function(path: str, setting: str) -> Function:
             ) from error
     if not callable(member):
         raise ConfigError(
-            f"{_KEY}: '{setting}' is a {type(member).__name__}, not a function.", remedy="Name a function."
+            f"{_KEY}: '{setting}' is of type {type(member).__name__}, not a function.", remedy="Name a function."
         )
     return member
 
@@ -171,7 +171,7 @@ def _checked_settings(function: Function, given: object, *, key: str, names: Col
                 faults.add(ConfigError(f"There is no setting '{key}.{name}'.", remedy=remedy))
             elif wanted and not any(_is_of(value, kind) for kind in wanted):
                 remedy = f"Give {' or '.join('null' if kind is type(None) else kind.__name__ for kind in wanted)}."
-                faults.add(ConfigError(f"{key}.{name}={value!r} is a {type(value).__name__}.", remedy=remedy))
+                faults.add(ConfigError(f"{key}.{name}={value!r} is of type {type(value).__name__}.", remedy=remedy))
     return {str(name): value for name, value in given.items()}
 
 

@@ -162,7 +162,9 @@ def _method(key: str, value: str, table: Mapping[str, Method]) -> tuple[str, Met
         return name, table[name]
     function = load_member(name, key=key)
     if not callable(function):
-        raise ConfigError(f"{key}={name} is a {type(function).__name__}, not a function.", remedy="Name a function.")
+        raise ConfigError(
+            f"{key}={name} is of type {type(function).__name__}, not a function.", remedy="Name a function."
+        )
     try:
         inspect.signature(function)
     except (TypeError, ValueError) as error:

@@ -76,8 +76,12 @@ def test_an_unknown_engine_is_refused_with_the_nearest(tmp_path):
 @pytest.mark.parametrize(
     ("returned", "found", "remedy"),
     [
-        ("['5' for _ in prompts]", "respond returned a str for prompt 0", "Return Response(tokens, logprobs)."),
-        ("None", "respond returned a NoneType", "a list with one Response per prompt"),
+        (
+            "['5' for _ in prompts]",
+            "respond returned an object of type str for prompt 0",
+            "Return Response(tokens, logprobs).",
+        ),
+        ("None", "respond returned an object of type NoneType", "a list with one Response per prompt"),
         ("[]", "respond returned 0 responses to 16 prompts", "one Response per prompt"),
         ("[Response([5], []) for _ in prompts]", "1 tokens with 0 log-probabilities", "1 to 4 tokens"),
     ],

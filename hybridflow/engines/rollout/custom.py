@@ -124,12 +124,15 @@ class CustomEngine(RolloutShell):
         rows = [row.tolist() for row in prompts.rows()]
         found = self.respond(rows, sampling, max_response_tokens=max_response_tokens, seeds=keys.tolist())
         if isinstance(found, str) or not isinstance(found, Sequence):
-            raise self._error(f"a {type(found).__name__}", "Return a list with one Response per prompt.")
+            raise self._error(
+                f"an object of type {type(found).__name__}", "Return a list with one Response per prompt."
+            )
         if len(found) != len(rows):
             raise self._error(f"{len(found)} responses to {len(rows)} prompts", "Return one Response per prompt.")
         for row, response in enumerate(found):
             if not isinstance(response, Response):
-                raise self._error(f"a {type(response).__name__} for prompt {row}", "Return Response(tokens, logprobs).")
+                what = f"an object of type {type(response).__name__} for prompt {row}"
+                raise self._error(what, "Return Response(tokens, logprobs).")
             tokens, logprobs = len(response.tokens), len(response.logprobs)
             if not 1 <= tokens <= max_response_tokens or logprobs != tokens:
                 raise self._error(
@@ -152,7 +155,7 @@ def custom_engine(setting: str) -> Callable[[CustomEngineSetup], RolloutEngine]:
     key = f"rollout.engine={setting}"
     found = load_member(setting, key="rollout.engine")
     if not isinstance(found, type):
-        raise ConfigError(f"{key} is a {type(found).__name__}, not a class.", remedy="Name a class.")
+        raise ConfigError(f"{key} is of type {type(found).__name__}, not a class.", remedy="Name a class.")
     known = dict(inspect.getmembers(found, callable))
     missing = [name for name in _METHODS if name not in known]
     missing += sorted(vars(found).get("__abstractmethods__", ()))

@@ -158,12 +158,12 @@ def test_an_object_column_of_another_sequence_is_kept_as_a_list(answers):
 
 @pytest.mark.parametrize("answers", ["ab", {"a", "b"}, torch.arange(2), (x for x in "ab")], ids=type)
 def test_an_object_column_that_is_no_sequence_is_refused(answers):
-    with pytest.raises(BatchError, match="'answer' is a .*, not a list with one value per row.*Pass a list"):
+    with pytest.raises(BatchError, match="'answer' is of type .*, not a list with one value per row.*Pass a list"):
         Batch.of(rows={"x": torch.arange(2)}, objects={"answer": answers})
 
 
 def test_a_token_column_that_is_not_ragged_is_refused():
-    with pytest.raises(BatchError, match=r"token column 'ids' is a list, not a Ragged.*Ragged\.from_rows"):
+    with pytest.raises(BatchError, match=r"token column 'ids' is of type list, not a Ragged.*Ragged\.from_rows"):
         batch_of([[1], [2]]).with_columns(tokens={"ids": [[1], [2, 3]]})  # pyright: ignore[reportArgumentType]
 
 
@@ -186,6 +186,6 @@ def test_a_column_of_another_kind_is_named_with_the_method_that_reads_it(asked, 
 def test_object_columns_of_arrays_hold_python_values():
     batch = Batch.of(objects={"level": np.array([1, 2]), "pair": np.array([[0.5, 1.0], [2.0, 3.0]])})
     assert json.dumps(batch.objects) == '{"level": [1, 2], "pair": [[0.5, 1.0], [2.0, 3.0]]}'
-    with pytest.raises(BatchError, match="'level' is a ndarray") as caught:
+    with pytest.raises(BatchError, match="'level' is of type ndarray") as caught:
         Batch.of(objects={"level": np.array(1)})
     assert redacted_text(caught.value.remedy) == caught.value.remedy

@@ -46,7 +46,7 @@ def test_a_description_is_an_object_of_limited_size(tmp_path, monkeypatch):
     path.write_text('{"a": 1}')
     assert read_json_object(path) == {"a": 1}
     path.write_text("[1]")
-    with pytest.raises(ValueError, match=r"holds a list, not an object"):
+    with pytest.raises(ValueError, match=r"is of type list, not an object"):
         read_json_object(path)
     monkeypatch.setattr("hybridflow.config.json_text.LARGEST_BYTES", 2)
     with pytest.raises(ValueError, match="it has 3 bytes, more than 2"):

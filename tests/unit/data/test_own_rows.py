@@ -100,13 +100,21 @@ def test_a_class_gives_the_rows_of_each_entry(folder, tokenizer, kind, rows):
             "my.py:leaves called sys.exit: SystemExit: 1 (my.py, line 10), for row 1 of",
             "Fix the code",
         ),
-        ({"map": "texts"}, "returned a str for row 1 of 'a.jsonl', not a row", '{"prompt": ..., "answer": ...}'),
-        ({"map": "number"}, "is a int, not a function", "Name a function"),
-        ({"dataset": "number"}, "is a int, not a class", "Name a class"),
+        (
+            {"map": "texts"},
+            "returned an object of type str for row 1 of 'a.jsonl', not a row",
+            '{"prompt": ..., "answer": ...}',
+        ),
+        ({"map": "number"}, "is of type int, not a function", "Name a function"),
+        ({"dataset": "number"}, "is of type int, not a class", "Name a class"),
         ({"dataset": "Neither"}, "has neither __len__ and __getitem__ nor __iter__", "def __getitem__(self, index)"),
         ({"dataset": "Strange"}, "requires the parameter processor, which hybridflow does not", "Give it a default"),
         ({"dataset": "Empty"}, "my.py:Empty gives no rows for 'a.jsonl'", "at least one row"),
-        ({"dataset": "Lists"}, "gave a list for row 1 of 'a.jsonl', not a row", '{"prompt": ..., "answer": ...}'),
+        (
+            {"dataset": "Lists"},
+            "gave an object of type list for row 1 of 'a.jsonl', not a row",
+            '{"prompt": ..., "answer": ...}',
+        ),
         ({"dataset": "Fails"}, "raised KeyError: 'no' (my.py, line 29), for row 1 of 'a.jsonl'", "Fix the code"),
         ({"prompt_template": "{q} {m}"}, "data.prompt_template=m: 'a.jsonl' has no such column", "columns are: q, n"),
     ],
@@ -124,7 +132,7 @@ def test_a_template_needs_text_in_every_row(folder):
     written(folder / "b.jsonl", STORIES)
     with pytest.raises(DataError, match=r"row 2 of 'b.jsonl' has nothing in the column 'Ask', not text.*data\.map"):
         read_rows("b.jsonl", Data(prompt_template="{Story} {Ask}"))
-    with pytest.raises(DataError, match=r"row 1 of 'b.jsonl' has a dict in the column 'Gold'"):
+    with pytest.raises(DataError, match=r"row 1 of 'b.jsonl' has a value of type dict in the column 'Gold'"):
         read_rows("b.jsonl", Data(prompt_template="{Gold}"))
 
 

@@ -87,7 +87,7 @@ def test_held_out_rows_are_all_taken(folder):
     ("name", "found", "remedy"),
     [
         ("fails", "raised ZeroDivisionError: division by zero, for row 2 of '{}/a.jsonl'", "Fix the function"),
-        ("counts", "returned 1 (a int) for row 1 of '{}/a.jsonl'", "bool(...)"),
+        ("counts", "returned 1 (of type int) for row 1 of '{}/a.jsonl'", "bool(...)"),
         ("nothing", "keeps none of the 5 rows of '{}/a.jsonl'", "True for each row to keep"),
         ("asks", "needs a column 'promt', which '{}/a.jsonl' does not have", "Did you mean 'prompt'?"),
     ],

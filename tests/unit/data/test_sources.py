@@ -168,7 +168,7 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
         ("bad.jsonl", b'{"prompt": "a"}\n{"prompt": \n{"prompt": "c"}\n', "bad.jsonl', line 2.*not JSON"),
         ("bad.jsonl", b'{"prompt": "a"}\n\n{"prompt": "b"\n', "line 3.*not JSON"),
         ("bad.jsonl", b'{"prompt": "a"}\n{"prompt": "\xff"}\n', "line 2.*0xff is not UTF-8"),
-        ("bad.jsonl", b'{"prompt": "a"}\n[1, 2]\n', "line 2.*is a list, not an object"),
+        ("bad.jsonl", b'{"prompt": "a"}\n[1, 2]\n', "line 2.*is of type list, not an object"),
         ("bad.jsonl", b'{"prompt": "a"} {"prompt": "b"}\n', "line 1.*Extra data"),
         ("bad.json", b'[\n {"prompt": "a"},\n {"prompt" "b"}\n]', "bad.json', line 3, column 12: not JSON"),
         ("no.jsonl", b"", "has no rows"),

@@ -185,7 +185,7 @@ def test_own_and_built_in_rows_can_be_read_on_demand(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("name", "content", "load", "found"),
     [
-        ("a.json", "[1]", load_prompts, "entry 1 of '.*a.json' is a int, not an object"),
+        ("a.json", "[1]", load_prompts, "entry 1 of '.*a.json' is of type int, not an object"),
         (
             "a.json",
             '[{"prompt": "a"}\n{"prompt": "b"}]',

@@ -51,7 +51,7 @@ def test_functions_of_one_file_share_its_module(make_scorer):
         ("{}/reward.py:length", "there is no 'length' in it", "Did you mean 'lengths'? It has: lengths"),
         ("{}/reward.py", "names a file only", "reward.py:name."),
         ("no_such_package.rewards.f", "No module named 'no_such_package'", "installed"),
-        ("{}/reward.py:WEIGHT", "is a int, not a function", "Name a function."),
+        ("{}/reward.py:WEIGHT", "is of type int, not a function", "Name a function."),
         ("verl:{}/reward.py:lengths", "do not match that of verl", "compute_score(data_source"),
     ],
 )
@@ -124,8 +124,8 @@ def test_settings_reach_a_users_function_by_its_short_name(make_scorer):
     ("settings", "found", "remedy"),
     [
         ({"overlong": {"bufer_tokens": 3}}, "no setting 'reward.settings.overlong.bufer_tokens'", "'buffer_tokens'?"),
-        ({"overlong": {"buffer_tokens": "3"}}, "buffer_tokens='3' is a str", "Give int or null."),
-        ({"overlong": {"penalty": True}}, "penalty=True is a bool", "Give float."),
+        ({"overlong": {"buffer_tokens": "3"}}, "buffer_tokens='3' is of type str", "Give int or null."),
+        ({"overlong": {"penalty": True}}, "penalty=True is of type bool", "Give float."),
         ({"exact_match": {"a": 1}}, "no setting 'reward.settings.exact_match.a'", "Leave it out: exact_match has no"),
         ({"overlong": 3}, "reward.settings.overlong=3 must be a mapping", "Settings of overlong: max_response_tokens"),
         ({"overlong": {"buffer_tokens": 9}}, "must be between 1 and 8", "Use 1 to 8"),

@@ -154,7 +154,7 @@ def test_a_wrong_setting_is_told(own, name, settings, found, remedy):
     ("name", "found", "remedy"),
     [
         ("{own}:shiftd", "there is no 'shiftd' in it", "Did you mean 'shifted'?"),
-        ("{own}:LIMIT", "is a int", "Name a function"),
+        ("{own}:LIMIT", "is of type int", "Name a function"),
         ("{folder}/absent.py:f", "there is no file", "Name a file that exists."),
         ("{own}", "names a file only", ":name"),
         ("no_such_package.f", "cannot be imported", "installed or in the current directory"),

@@ -1,5 +1,7 @@
 """`--dry-run`: all problems of a run at once, and its roles; nothing is started."""
 
+import logging
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rich.console import Console
@@ -24,6 +26,8 @@ from hybridflow.launch.run_directory import start_in_words
 from hybridflow.launch.step_trace import planned_roles
 from hybridflow.models.geometry import parameter_count
 from hybridflow.observability import formatting
+from hybridflow.observability.logs import data_lines_held
+from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.trackers.factory import unknown_trackers
 
 
@@ -38,9 +42,12 @@ class Examination:
     length: str | None
     """Its rows, steps and epochs; None without data."""
 
+    data: Sequence[Text]
+    """How each file is read, and how many of its rows are kept, in the words of a run."""
+
 
 def say_examined(found: Examination | None, faults: Faults, console: Console, *, begin: int = 0) -> None:
-    """Prints the problems from number `begin`, the warnings, the roles, and how the run would start.
+    """Prints the problems from number `begin`, the warnings, the roles, the data, and how the run would start.
 
     `found` is None if the run could not be composed.
     """
@@ -48,6 +55,8 @@ def say_examined(found: Examination | None, faults: Faults, console: Console, *,
     say_warnings(console, faults.warnings)
     plan = None if found is None else found.plan
     console.print(LEFT_TO_CHECK if plan is None else _overview(plan), soft_wrap=True)
+    if found is not None and found.data:
+        console.print(Text("\n").join([Text("data", "bold"), *found.data]))
     if found is not None and found.length is not None:
         console.print(found.length, soft_wrap=True)
     if found is not None and found.start is not None and not faults.found:
@@ -62,20 +71,21 @@ def examine(composed: Composed, faults: Faults, *, has_layout: bool, device: str
     """
     # A setting with an error was left out, so that its value is not the user's.
     composed = replace(composed, user_keys=composed.user_keys - {error.key for error in faults.found})
-    plan, data, start = None, None, None
+    plan, data, start, said = None, None, None, list[Text]()
     has_dataflow = all(error.key != "dataflow" for error in faults.found)
     with faults.caught():
         plan = checked_plan(composed, faults, device=device) if has_layout and has_dataflow else None
     if plan is None:
         _check_unplanned(composed.config, faults, has_dataflow=has_dataflow)
     else:
-        with faults.caught():
+        with faults.caught(), data_lines_held() as lines:
             data = checked_data(plan, faults)
+        said = _data_lines(lines)
         with faults.caught():
             plan = plan if data is None else checked_length(plan, data, faults)
             start = start_in_words(plan, data)
     length = None if plan is None or data is None else length_in_words(plan, data)
-    return Examination(plan, start, length)
+    return Examination(plan, start, length, said)
 
 
 def _check_unplanned(config: Experiment, faults: Faults, *, has_dataflow: bool) -> None:
@@ -131,6 +141,16 @@ def _batches(plan: RunPlan) -> list[str]:
             size = f"optimizer steps per step {steps}, rows per optimizer step {role.minibatch_rows}"
             lines.append(f"{role.name}: {size}{note}")
     return lines
+
+
+def _data_lines(logged: Iterable[logging.LogRecord]) -> list[Text]:
+    """The lines about the data, each once, without `data=`, which the heading says."""
+    lines: dict[str, Text] = {}
+    for record in logged:
+        message = redacted_text(record.getMessage().removeprefix("data="))
+        warning = ("Warning: ", "bold yellow") if record.levelno >= logging.WARNING else ""
+        lines[message] = Text.assemble(warning, message)
+    return list(lines.values())
 
 
 def _parameters(plan: RunPlan, name: str) -> str:

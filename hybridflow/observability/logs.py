@@ -7,7 +7,7 @@ import os
 import select
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 LOG_FILE = "run.log"
+
+DATA_LOGGERS = ("hybridflow.data", "hybridflow.launch.plan.data")
+"""The loggers of lines about a run's data: how it is read, and how many rows are kept."""
 
 _OWN_LOGGERS = ("hybridflow", "__main__")
 _MOST_HELD = 200
@@ -64,6 +67,24 @@ def logging_restored() -> Iterator[None]:
             handler.close()
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def data_lines_held() -> Iterator[Sequence[logging.LogRecord]]:
+    """Yields the records about a run's data, from INFO, that are logged in the block; they are written nowhere else."""
+    held, loggers = _HeldHandler(), list(map(logging.getLogger, DATA_LOGGERS))
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(held)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+    try:
+        yield held.records
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(held)
+            logger.setLevel(level)
+            logger.propagate = propagate
 
 
 def log_to_file(level: int, message: str) -> bool:

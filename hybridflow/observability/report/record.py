@@ -13,12 +13,12 @@ from hybridflow.errors import Advice, DataError
 from hybridflow.observability import diagnosis
 from hybridflow.observability.ending import Ending, read_ending
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
-from hybridflow.observability.logs import LOG_FILE
+from hybridflow.observability.logs import DATA_LOGGERS, LOG_FILE
 from hybridflow.observability.provenance import STARTED
 from hybridflow.observability.samples import Sample, sample_of_row
 
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (?P<level>[A-Z]+) +(?P<logger>[\w.]+) (?P<message>.*)")
-_DATA_LOGGERS = ("hybridflow.data.", "hybridflow.launch.plan.data")
+_DATA_LOGGERS = tuple(f"{name}." for name in DATA_LOGGERS)
 _MOST_NAMED = 6
 _MOST_SAMPLES = 2048
 """Samples of one step that a report can show; the evaluation of a model has one for each response."""
@@ -126,7 +126,7 @@ def _read_warnings(path: Path) -> Warnings:
         if message.startswith(STARTED):
             found = Warnings()
         elif logged["level"] == "WARNING" and not message.startswith(_DIAGNOSED):
-            is_data = logged["logger"].startswith(_DATA_LOGGERS)
+            is_data = f"{logged['logger']}.".startswith(_DATA_LOGGERS)
             (found.data if is_data else found.others).append(message)
     return found
 

@@ -1,5 +1,7 @@
 """`--dry-run`: all problems at once, the roles of a run, and nothing started."""
 
+import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +59,26 @@ def test_a_run_without_problems_shows_its_roles_and_batches_in_lines_of_80_chara
         "critic: optimizer steps per step 4, rows per optimizer step 128",
     ):
         assert row in ended.words
-    assert all(line == line.rstrip() and len(line) <= 80 for line in ended.said.splitlines())
+    own = [line for line in ended.said.splitlines() if not line.startswith("builtin:")]
+    assert all(line == line.rstrip() and len(line) <= 80 for line in own)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_says_once_how_its_data_is_read_and_how_many_rows_are_kept(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"instruction": "7" * count, "input": "", "answer": "2"} for count in (1, 2, 3, 99)]
+    Path("a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    typed = ("data.train_files=a.jsonl", "data.batch_size=2", "actor.minibatch_size=2", "critic.minibatch_size=2")
+    ended = run_here(["--dry-run", "trainer.device=cpu", "data.truncation=drop", "data.min_kept_fraction=0.5", *typed])
+    lines = ended.said.splitlines()
+    found = lines[lines.index("data") + 1 :]
+    file = tmp_path / "a.jsonl"
+    assert found[0].startswith(f"{file} rows=4 format=Alpaca prompt=prompt answer=answer "), ended.said
+    assert found[1].startswith("Warning: data.truncation=drop leaves out 1 of 4 prompts longer than ")
+    assert found[2] == f"Warning: {file} 3 of 4 prompts kept (75%)"
+    assert found[3].startswith("builtin:calculator/eval rows=512 ")
+    assert ended.said.count("a.jsonl rows=4") == 1 and ended.said.count("leaves out 1 of 4") == 1
+    assert not caplog.records and logging.getLogger("hybridflow.data").propagate
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from hybridflow.elastic.recovery import INPUTS_FOLDER
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.compose import Composed, compose_run
-from hybridflow.launch.compose.overrides import Typed, parse_overrides, typed_settings
+from hybridflow.launch.compose.overrides import PYTHON, Typed, given_settings, parse_overrides
 from hybridflow.launch.compose.run_files import read_run_files, with_files
 from hybridflow.launch.compose.trainers import TrainingCommand, known_command
 from hybridflow.launch.plan.dataflow import DATAFLOWS
@@ -144,7 +144,8 @@ def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = ST
     _check_types(experiment)
     algorithm = experiment.algorithm
     command = _command(algorithm)
-    before = parse_overrides(command.overrides)
+    implied = parse_overrides(command.overrides)
+    before = Typed(implied.groups, [replace(setting, origin=PYTHON) for setting in implied.settings])
     before = before.followed_by(with_files(experiment.files, [], config_name=command.trainer, faults=faults))
     inputs = Inputs(folder or _run_dir(experiment, command.trainer, before) / INPUTS_FOLDER)
     settings: dict[str, object] = {}
@@ -156,7 +157,7 @@ def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = ST
     for key, value in experiment.settings.items():
         with faults.caught():
             settings[key] = plain_value(value, inputs, key=key)
-    return command.trainer, before.followed_by(typed_settings(settings, faults))
+    return command.trainer, before.followed_by(given_settings(settings, faults))
 
 
 def _composed_in(
@@ -214,8 +215,8 @@ def _run_dir(experiment: Experiment, config_name: str, before: Typed) -> Path:
     wanted = ("trainer.run_dir", "trainer.experiment", "model.path")
     unread = Faults(collects=True)
     given = {key: str(value) if isinstance(value, Path) else value for key, value in leaves(experiment.settings)}
-    typed = before.followed_by(typed_settings(given, unread))
+    typed = before.followed_by(given_settings(given, unread))
     settings = [setting for setting in typed.settings if setting.key in wanted]
     if experiment.objects.get("model") is not None:
-        settings += typed_settings({"model.path": "given"}).settings
+        settings += given_settings({"model.path": "given"}).settings
     return run_dir(compose_run(Typed(typed.groups, settings), config_name=config_name, faults=unread).config)

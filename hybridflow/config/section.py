@@ -16,7 +16,8 @@ class Section:
         if self.__dict__.get("_sealed"):
             raise ConfigError(
                 f"The configuration is frozen: {type(self).__name__}.{name} cannot be set to {value!r}.",
-                remedy="Set it on the command line or in a file; compute per-rank sizes with config/derived.py.",
+                remedy="Set it on the command line, in a file, or in Python; compute per-rank sizes with"
+                " config/derived.py.",
             )
         object.__setattr__(self, name, value)
 

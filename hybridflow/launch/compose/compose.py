@@ -26,8 +26,7 @@ from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.files import apply_settings, read_files, wrong_value
 from hybridflow.launch.compose.overrides import (
-    COMMAND_LINE,
-    RUN_FILE,
+    OF_THE_USER,
     Setting,
     Typed,
     located,
@@ -41,7 +40,7 @@ from hybridflow.observability.redaction import redacted_leaves
 class Composed:
     """A configuration, and the origin of each value:
 
-    - `default`, `dataflow` (its class), `run file`, `command line` or `device`
+    - `default`, `dataflow` (its class), `run file`, `command line`, `Python` or `device`
     - `file`: a file of the package, or the one that --config-name names
     - `data.batch_size`: a minibatch size of the package's own files that follows the user's batch size
     - `algorithm.kl.placement`: the estimator that it implies
@@ -52,7 +51,7 @@ class Composed:
     config: Experiment
     origins: Mapping[str, str]
     user_keys: frozenset[str] = frozenset()
-    """Keys that the user set, on the command line or in their own files."""
+    """Keys that the user set, on the command line, in Python, or in their own files."""
 
     trainer: str = "ppo"
     """The name of the configuration that it starts from, of one of the trainers unless it is the user's own."""
@@ -96,7 +95,7 @@ def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) ->
         typed = replace(typed, groups=_found_groups(config_name, directory, typed, faults))
         faults.add(*([error] if len(faults.found) == known else []))
         whole, in_files = read_files(config_name, directory, typed, {}, faults)
-    user_keys = frozenset([*in_files, *(s.key for s in typed.settings if s.origin in (COMMAND_LINE, RUN_FILE))])
+    user_keys = frozenset([*in_files, *(s.key for s in typed.settings if s.origin in OF_THE_USER)])
     places = {**in_files, **{setting.key: setting.place for setting in typed.settings}}
     own, described = Faults(collects=True), {}
     with own.caught("dataflow"):
@@ -224,7 +223,7 @@ def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
 def _origins(
     files: Mapping[str, object], whole: DictConfig, typed: Sequence[Setting], described: Mapping[str, Role]
 ) -> dict[str, str]:
-    """The origin of each leaf's value; `files` are the leaves before run files and the command line."""
+    """The origin of each leaf's value; `files` are the leaves before run files and other settings of the user."""
     defaults = _leaves(Experiment(roles={str(name): Role() for name in whole.roles}))
     own = _leaves({"roles": described})
     origins = {}

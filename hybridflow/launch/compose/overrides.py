@@ -24,8 +24,9 @@ _LITERAL = re.compile(r"[^\"'\[\]{}$,]+")
 """Text that Hydra's grammar rejects although it is unambiguous: `~/runs`, `lr=1e-5`."""
 
 
-COMMAND_LINE, RUN_FILE = "command line", "run file"
-"""The origins of settings that the user typed, and of those in their run files."""
+COMMAND_LINE, PYTHON, RUN_FILE = "command line", "Python", "run file"
+OF_THE_USER = (COMMAND_LINE, PYTHON, RUN_FILE)
+"""Origins of settings that the user typed, gave in Python, or has in run files."""
 
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?P<double>(?:\\.|[^\"\\])*)\"", re.DOTALL)
 _ESCAPE, _ESCAPES = re.compile(r"\\.", re.DOTALL), {r"\n": "\n", r"\t": "\t"}
@@ -97,8 +98,8 @@ def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
     return Typed(groups, settings)
 
 
-def typed_settings(given: Mapping[str, object], faults: Faults = STRICT) -> Typed:
-    """Groups and settings of a mapping: dotted keys and nested mappings, with values as YAML files have them.
+def given_settings(given: Mapping[str, object], faults: Faults = STRICT) -> Typed:
+    """Groups and settings given in Python: dotted keys and nested mappings, with values as YAML files have them.
 
     Adds a `ConfigError` for each key that is unknown, or whose value has no form that it takes.
     """
@@ -108,7 +109,7 @@ def typed_settings(given: Mapping[str, object], faults: Faults = STRICT) -> Type
         if key in GROUPS and isinstance(value, str):
             groups[key] = value
         else:
-            settings.extend(settings_of(key, value, faults))
+            settings.extend(settings_of(key, value, faults, origin=PYTHON))
     return Typed(groups, settings)
 
 
@@ -229,7 +230,12 @@ def _is_plain(value: object) -> bool:
 
 
 def settings_of(
-    key: str, value: object, faults: Faults = STRICT, place_of: Callable[[str], str] = lambda key: ""
+    key: str,
+    value: object,
+    faults: Faults = STRICT,
+    place_of: Callable[[str], str] = lambda key: "",
+    *,
+    origin: str = COMMAND_LINE,
 ) -> Iterator[Setting]:
     """A section or table given as {name: value, ...} is one setting per name; one value for a list is a list of it.
 
@@ -240,7 +246,7 @@ def settings_of(
     has_settings = is_dataclass(hint) or get_origin(hint) is dict or (hint is None and is_other_section(key))
     if isinstance(value, dict) and value and has_settings:
         for name, item in value.items():
-            yield from settings_of(f"{key}.{name}", item, faults, place_of)
+            yield from settings_of(f"{key}.{name}", item, faults, place_of, origin=origin)
         return
     if fields.is_list(hint) and not isinstance(value, list | dict):
         value = [] if value is None else [value]
@@ -254,7 +260,7 @@ def settings_of(
         if hint is bool and isinstance(value, int | float) and not isinstance(value, bool):
             # 2 is more likely a mistake than `true`
             raise ConfigError(f"{key}={value} has the wrong type.", remedy=f"{key} takes true or false.")
-        yield Setting(key, value, place, RUN_FILE if place else COMMAND_LINE)
+        yield Setting(key, value, place, origin)
 
 
 def _unknown(key: str) -> ConfigError:

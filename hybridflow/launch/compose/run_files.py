@@ -22,7 +22,7 @@ from hybridflow.config.section import ORIGIN
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.files import file_content, file_nodes
 from hybridflow.launch.compose.overrides import (
-    COMMAND_LINE,
+    OF_THE_USER,
     RUN_FILE,
     Setting,
     Typed,
@@ -141,7 +141,8 @@ def _typed(content: Mapping[str, object], page: "_Page", faults: Faults) -> Type
                 typed = typed.followed_by(Typed({key: value}, [], places={key: page.place(key)}))
         else:
             found = [
-                page.of_record(page.as_written(setting)) for setting in settings_of(str(key), value, faults, page.place)
+                page.of_record(page.as_written(setting))
+                for setting in settings_of(str(key), value, faults, page.place, origin=RUN_FILE)
             ]
             typed = typed.followed_by(Typed({}, [setting for setting in found if setting.origin not in _COMPUTED]))
     return typed
@@ -205,11 +206,11 @@ class _Page:
         return setting
 
     def of_record(self, setting: Setting) -> Setting:
-        """A setting of a run's record with the origin that it had there; what was typed then is in a run file now."""
+        """A setting of a run's record with the origin that it had there; what the user set is in a run file now."""
         if not self._is_record or setting.key not in self._numbers:
             return setting
         noted = self._lines[self._numbers[setting.key] - 1].partition(ORIGIN)[2].partition(";")[0]
-        return replace(setting, origin=RUN_FILE if noted in ("", COMMAND_LINE) else noted)
+        return replace(setting, origin=RUN_FILE if noted in ("", *OF_THE_USER) else noted)
 
     def _note(self, node: yaml.Node | None, prefix: str) -> None:
         if isinstance(node, yaml.MappingNode):

@@ -270,8 +270,18 @@ def test_a_run_file_and_the_record_of_a_run_are_experiments(desk):
     with_objects = replace(experiment, objects={"data": ROWS, "reward": shorter, **desk})
     result = with_objects.run()
     assert result.run_dir.name == "filed" and result.metrics[-1]["step"] == 1
+    record = (result.run_dir / "config.yaml").read_text()
+    for line in (
+        "experiment: filed  # origin: run file",
+        "total_steps: 1  # origin: Python",
+        "threads: 1  # origin: Python",
+    ):
+        assert f"\n  {line}\n" in record
     again = hybridflow.Experiment.load(result.run_dir / "config.yaml").with_settings({"trainer.total_steps": 2})
     assert again.run().metrics[-1]["step"] == 2
+    record = (result.run_dir / "config.yaml").read_text()
+    for line in ("total_steps: 2  # origin: Python", "threads: 1  # origin: run file"):
+        assert f"\n  {line}\n" in record
     with pytest.raises(ConfigError, match="There is no file 'bases.yaml'"):
         hybridflow.Experiment.load("bases.yaml")
     with pytest.raises(ConfigError, match="dtype='float16' is unknown") as unknown:

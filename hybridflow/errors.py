@@ -137,6 +137,10 @@ class ConfigError(HybridflowError):
     """A setting that cannot work: unknown, of the wrong type, or in conflict with another."""
 
 
+class UnknownName(HybridflowError, KeyError):
+    """A metric or a column that does not exist. Also a `KeyError`, which mappings raise for a name that they lack."""
+
+
 class DataError(HybridflowError):
     """A data file, row or column that cannot be used."""
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Literal
 
+from hybridflow.api.table import Row
 from hybridflow.errors import ConfigError, Faults
 
 
@@ -32,7 +33,7 @@ def after_step(callbacks: Callbacks) -> Callable[[int, dict[str, float]], bool]:
     several = _several(callbacks)
 
     def call_each(step: int, metrics: dict[str, float]) -> bool:
-        answers = [callback(step, dict(metrics)) for callback in several]
+        answers = [callback(step, Row(metrics)) for callback in several]
         return any(answer is STOP for answer in answers)
 
     return call_each

@@ -13,7 +13,7 @@ from hybridflow.api.objects import Objects, object_settings, plain_value
 from hybridflow.api.planning import Plan, plan_of
 from hybridflow.api.result import Result
 from hybridflow.api.running import run_composed, with_notes
-from hybridflow.api.system import System, opened_system
+from hybridflow.api.system import System, SystemContext
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import run_dir
 from hybridflow.config.section import leaves
@@ -135,7 +135,7 @@ class Experiment:
 
     def assemble(self, *, callbacks: Callbacks = ()) -> AbstractContextManager[System]:
         """Starts it for a loop of your own; see `hybridflow.assemble`."""
-        return opened_system(*_composed(self, callbacks))
+        return SystemContext(*_composed(self, callbacks))
 
 
 def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = STRICT) -> tuple[str, Typed]:

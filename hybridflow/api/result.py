@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from hybridflow.api.table import Table
+from hybridflow.api.table import Row, Table
 from hybridflow.config.model import Dtype
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import is_claimed
@@ -92,12 +92,12 @@ class Result:
     @property
     def evaluation(self) -> dict[str, float]:
         """The metrics of the last evaluation; empty if there was none."""
-        return (self._evaluations() or [{}])[-1]
+        return (self._evaluations() or [Row()])[-1]
 
     @property
     def first_evaluation(self) -> dict[str, float]:
         """The metrics of the first evaluation, before training; empty if there was none."""
-        return (self._evaluations() or [{}])[0]
+        return (self._evaluations() or [Row()])[0]
 
     @property
     def samples(self) -> Table:
@@ -156,10 +156,10 @@ class Result:
                     shutil.rmtree(old, ignore_errors=True)
         return directory
 
-    def _evaluations(self) -> list[dict[str, float]]:
+    def _evaluations(self) -> list[Row[float]]:
         of = ("val-core/", "val-aux/")
         rows = [[(name, value) for name, value in row.items() if name.startswith(of)] for row in self.metrics]
-        return [{name: value for name, value in row if isinstance(value, int | float)} for row in rows if row]
+        return [Row({name: value for name, value in row if isinstance(value, int | float)}) for row in rows if row]
 
     def _facts(self) -> dict[str, str]:
         """The lines of its text."""

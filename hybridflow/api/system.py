@@ -1,15 +1,18 @@
 """A run whose steps are taken by the caller: its roles, its data, and what the training loop otherwise does."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
 
 from hybridflow.api.running import interrupt, opened
+from hybridflow.api.table import Row
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.loop import AfterStep, Loop, Run
 from hybridflow.elastic.stopping import Stop
-from hybridflow.errors import ConfigError
+from hybridflow.errors import STRICT, Advice, ConfigError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.observability.metrics import Metrics, measured
 
@@ -81,7 +84,7 @@ class System:
         """Adds metrics to the row of the step, and returns the row."""
         self._end_step()
         self._loop.record(measured(metrics, owner="system.log"))
-        return dict(self._loop.row or {})
+        return Row(self._loop.row or {})
 
     def evaluate(self) -> dict[str, float]:
         """Evaluates the model on the held-out data, adds the metrics to the row of the step, and returns them."""
@@ -94,7 +97,7 @@ class System:
                 else "Give eval_data=..., or set data.eval_files.",
             )
         self._end_step()
-        return self._loop.evaluate()
+        return Row(self._loop.evaluate())
 
     def save(self) -> Path | None:
         """Saves a checkpoint of the roles, the position in the data and the dataflow, from which `run` and `assemble`
@@ -126,12 +129,48 @@ class System:
             stepping.close()
 
 
+class SystemContext(AbstractContextManager[System]):
+    """Starts a run for a loop when its `with` block is entered, and ends it with the block.
+
+    Used without `with`, as if it were the system, it raises `ConfigError`.
+    """
+
+    def __init__(self, composed: Composed, after_step: AfterStep) -> None:
+        self._opened = _opened_system(composed, after_step)
+
+    def __enter__(self) -> System:
+        return self._opened.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._opened.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_") or name not in vars(System):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        raise ConfigError(
+            f"assemble(...).{name}: the run has not been started, because assemble returns a context manager.",
+            remedy=f"Write: with hybridflow.assemble(...) as system: system.{name} ...",
+        )
+
+
 @contextmanager
-def opened_system(composed: Composed, after_step: AfterStep) -> Iterator[System]:
+def _opened_system(composed: Composed, after_step: AfterStep) -> Iterator[System]:
     """Starts a composed run; closing it stops all processes and writes the report."""
     with opened(composed, after_step) as (run, stop), run.loop.may_be_abandoned():
         system = System(run.run, run.loop, stop)
         run.loop.begin()
         yield system
         system.close()
+        if run.loop.unsaved_steps and run.run.trainer.save_every:
+            STRICT.add(_not_saved(run.loop.unsaved_steps, run.loop.step))
     interrupt(stop)
+
+
+def _not_saved(unsaved: int, step: int) -> Advice:
+    saved = step - unsaved
+    what = (
+        f"The steps after the checkpoint of step {saved}" if saved else "No checkpoint was saved: the trained weights"
+    )
+    return Advice(f"{what} are not kept.", remedy="Call system.save() in the loop to keep them.")

@@ -2,15 +2,27 @@
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
+from hybridflow.config.nearest import did_you_mean_any
+from hybridflow.errors import UnknownName
 from hybridflow.observability import formatting
 from hybridflow.optional import require
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_MOST_ROWS, _MOST_COLUMNS = 20, 8
+_MOST_ROWS, _MOST_COLUMNS, _MOST_NAMES = 20, 8, 12
+
+
+Value = TypeVar("Value")
+
+
+class Row(dict[str, Value]):
+    """Values by name. A name that it lacks is an `UnknownName`, which gives similar names."""
+
+    def __missing__(self, name: str) -> Value:
+        raise _unknown(name, list(self))
 
 
 class Table:
@@ -26,7 +38,7 @@ class Table:
     """
 
     def __init__(self, rows: Sequence[Mapping[str, object]], *, shown: Sequence[str] = ()) -> None:
-        self._rows = [dict(row) for row in rows]
+        self._rows = [Row(row) for row in rows]
         self._shown = shown
 
     @property
@@ -43,7 +55,7 @@ class Table:
     def __getitem__(self, key: int | str | slice) -> "dict[str, object] | list[object] | Table":
         if isinstance(key, str):
             if key not in self.columns:
-                raise KeyError(key)
+                raise _unknown(key, self.columns)
             return [row.get(key) for row in self._rows]
         return Table(self._rows[key], shown=self._shown) if isinstance(key, slice) else self._rows[key]
 
@@ -79,3 +91,9 @@ class Table:
         if len(kept) < len(self._rows) or len(names) < len(columns):
             left_out = f"{len(kept)} of {len(self._rows)} rows, {len(names)} of {len(columns)} columns"
         return names, [[formatting.cell(row.get(name)) for name in names] for row in kept], left_out
+
+
+def _unknown(name: str, known: Sequence[str]) -> UnknownName:
+    listed = ", ".join(known[:_MOST_NAMES]) + (", ..." if len(known) > _MOST_NAMES else "")
+    near = did_you_mean_any(name, known).rstrip()
+    return UnknownName(f"There is no '{name}'.", remedy=near or (f"There are: {listed}." if known else "It is empty."))

@@ -4,6 +4,15 @@ import difflib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+_MOST_NAMED = 3
+
+
+def did_you_mean_any(name: str, choices: Collection[str]) -> str:
+    """Returns `Did you mean 'x' or 'y'? ` with up to three similar choices and those that contain the name."""
+    near = [*difflib.get_close_matches(name, choices, n=_MOST_NAMED), *(c for c in choices if name and name in c)]
+    named = [f"'{choice}'" for choice in dict.fromkeys(near)][:_MOST_NAMED]
+    return f"Did you mean {' or '.join(filter(None, [', '.join(named[:-1]), named[-1]]))}? " if named else ""
+
 
 def did_you_mean(name: str, choices: Iterable[str], *, are_files: bool = False) -> str:
     """Returns `Did you mean 'x'? ` with a trailing space, or an empty string if no choice is similar.

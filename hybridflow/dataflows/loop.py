@@ -211,6 +211,11 @@ class Loop:
         return self._step
 
     @property
+    def unsaved_steps(self) -> int:
+        """The number of steps since the last checkpoint."""
+        return self._step - self._checkpoint_step
+
+    @property
     def row(self) -> Mapping[str, float] | None:
         """The metrics of the last step that `log_step` will log; None if it has logged them."""
         return self._unlogged

@@ -63,6 +63,8 @@ def test_roles_are_at_hand_and_evaluations_join_the_row(arguments):
             system.log(wait(actor.update(batch)))
             wait(actor.publish_weights(version=system.step))
             evaluation = system.evaluate()
+            with pytest.raises(KeyError, match=r"no 'acc/mean'"):
+                evaluation["acc/mean"]
     (metrics,) = {tuple(evaluation)}
     last = hybridflow.Result("runs/run").metrics[-1]
     assert metrics and last["step"] == 3 and last[metrics[0]] == evaluation[metrics[0]]
@@ -84,6 +86,32 @@ def test_callbacks_see_the_rows_of_the_loop_and_end_it(arguments):
             system.log({"own/step": float(system.step)})
     assert seen == {1: 1.0, 2: 2.0}
     assert hybridflow.Result("runs/run").metrics["own/step"] == [1.0, 2.0]
+
+
+def test_a_system_that_is_not_entered_says_how(arguments):
+    unopened = hybridflow.assemble("grpo", QUIET, **arguments)
+    with pytest.raises(ConfigError, match=r"assemble\(\.\.\.\)\.prompts: the run has not been started") as refused:
+        unopened.prompts  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    assert refused.value.remedy == "Write: with hybridflow.assemble(...) as system: system.prompts ..."
+    with pytest.raises(AttributeError, match="no attribute 'promts'"):
+        unopened.promts  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_steps_of_the_loop_that_no_checkpoint_keeps_are_said_at_its_end(arguments, capfd):
+    def said(saved_step: int, **settings: object) -> str:
+        with hybridflow.assemble("grpo", {**QUIET, **settings}, **arguments) as system:
+            for batch in system.prompts:
+                system.log(system.dataflow.step(batch))
+                if system.step == saved_step:
+                    system.save()
+        return capfd.readouterr().err
+
+    nothing = "No checkpoint was saved: the trained weights are not kept. Call system.save() in the loop to keep them."
+    assert nothing in said(0, **{"trainer.run_dir": "none"})
+    assert "The steps after the checkpoint of step 2 are not kept." in said(2, **{"trainer.run_dir": "two"})
+    for saved_step, save_every in ((3, 1), (0, 0)):
+        quiet = said(saved_step, **{"trainer.run_dir": f"run{save_every}", "trainer.save_every": save_every})
+        assert "not kept. Call" not in quiet
 
 
 def test_an_error_in_the_loop_ends_the_run_and_is_recorded(arguments):

@@ -21,11 +21,7 @@ EXTRAS = {
 """Marks of tests that need an extra, and the package that it brings."""
 
 WHOLE_FILES = {
-    "megatron": [
-        "unit/engines/training/megatron",
-        "distributed/test_checkpoint_layouts.py",
-        "gpu/test_experts.py",
-    ],
+    "megatron": ["unit/engines/training/megatron", "distributed/test_checkpoint_layouts.py", "gpu/test_experts.py"],
     "lora": [
         "unit/engines/training/test_lora.py",
         "unit/models/adapters",

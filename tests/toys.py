@@ -99,11 +99,7 @@ def sequences(
     mask[ids.offsets[:-1]] = 1.0
     return Batch.of(
         rows={"uid": torch.arange(len(prompts)) // 2},
-        tokens={
-            "prompt_ids": token_rows(prompts, seed=seed),
-            "response_ids": ids,
-            "response_mask": ids.like(mask),
-        },
+        tokens={"prompt_ids": token_rows(prompts, seed=seed), "response_ids": ids, "response_mask": ids.like(mask)},
     )
 
 

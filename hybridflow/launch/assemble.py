@@ -101,12 +101,7 @@ def assemble(
 
 
 def _evaluations(
-    prepared: Prepared,
-    data: RunData,
-    program: Dataflow,
-    groups: Mapping[str, WorkerGroup],
-    on_part: OnPart,
-    keep: Keep,
+    prepared: Prepared, data: RunData, program: Dataflow, groups: Mapping[str, WorkerGroup], on_part: OnPart, keep: Keep
 ) -> list[Evaluate]:
     """The dataflow's own evaluation of held-out rows, the scores of sampled responses, or both.
 
@@ -147,10 +142,7 @@ def _generate(
     made_with = settings_of_responses(composed) | {"contents of data.eval_files": prompts}
     rows_per_prompt = 1 if settings.by_prompt else samples
     as_rows = partial(
-        rows_of_responses,
-        decode=prepared.data.decode,
-        token_ids=settings.token_ids,
-        by_prompt=settings.by_prompt,
+        rows_of_responses, decode=prepared.data.decode, token_ids=settings.token_ids, by_prompt=settings.by_prompt
     )
     with ResponsesFile(Path(settings.out)).opened(made_with, rows_per_prompt=rows_per_prompt) as opened:
         generate_responses(

@@ -138,13 +138,7 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
     with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.execute import execute
-        from hybridflow.launch.messages import (
-            say_failure,
-            say_finished,
-            say_kept,
-            say_restored,
-            say_stopped_at_once,
-        )
+        from hybridflow.launch.messages import say_failure, say_finished, say_kept, say_restored, say_stopped_at_once
         from hybridflow.launch.prepare import prepare
         from hybridflow.observability.logs import lasting
 

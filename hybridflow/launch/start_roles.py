@@ -15,12 +15,7 @@ Meet = Callable[[Mapping[str, ResourcePool]], None]
 
 
 def start_roles(
-    roles: Sequence[RoleSpec],
-    pool_sizes: Mapping[str, int],
-    backend: Backend,
-    *,
-    device: str,
-    meet: Meet | None = None,
+    roles: Sequence[RoleSpec], pool_sizes: Mapping[str, int], backend: Backend, *, device: str, meet: Meet | None = None
 ) -> dict[str, WorkerGroup]:
     """One worker group per role, each in its pool; a rollout without its own pool is a view of the actor.
 

@@ -8,14 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from tests.architecture.shape import every_argument
-from tests.architecture.source import (
-    FunctionNode,
-    SourceFile,
-    Violation,
-    bases,
-    public_definitions,
-    python_files,
-)
+from tests.architecture.source import FunctionNode, SourceFile, Violation, bases, public_definitions, python_files
 
 RECIPE_HEADER = ("question", "hardware", "minutes", "command", "expect")
 DUNDERS_OF_CALLERS = ("__init__", "__call__")

@@ -32,10 +32,7 @@ LAYOUTS = {
     "fsdp 2 to vllm 1 x 2": (FSDP, TENSOR_1, 2),
     "fsdp 2 to vllm 1 x 2, asleep in between": (FSDP, SLEEPER, 2),
 }
-FAST = [
-    ("megatron 2x2 to vllm 2", "qwen3"),
-    ("fsdp 2 to vllm 1 x 2, asleep in between", "qwen2"),
-]
+FAST = [("megatron 2x2 to vllm 2", "qwen3"), ("fsdp 2 to vllm 1 x 2, asleep in between", "qwen2")]
 ALL = [(layout, model) for layout in LAYOUTS for model in ("llama", "qwen2", "qwen3", "qwen3_moe", "stories15M")]
 
 

@@ -86,9 +86,7 @@ def test_references_computed_before_are_those_of_the_reference_model_that_the_ru
 
 
 @pytest.mark.parametrize(
-    ("command", "is_kept"),
-    [(main_dpo.main, False), (main_kto.main, True)],
-    ids=["dpo-again", "kto"],
+    ("command", "is_kept"), [(main_dpo.main, False), (main_kto.main, True)], ids=["dpo-again", "kto"]
 )
 def test_a_resumed_run_knows_the_reference_of_then(tmp_path, command, is_kept):
     settings = ["dataflow_settings.precompute_reference=true", "trainer.keep_checkpoints=3"]

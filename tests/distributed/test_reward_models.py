@@ -126,11 +126,7 @@ def test_an_encoder_with_its_own_tokens_serves_grpo(tmp_path):
 
 WIDE = "parallelism: {tensor: 2}"
 REFUSED = {
-    "language": (
-        "builtin:calculator",
-        [],
-        ["has no head that computes", "hybridflow reward-model"],
-    ),
+    "language": ("builtin:calculator", [], ["has no head that computes", "hybridflow reward-model"]),
     "process": ("encoder", ["reward.process=true"], ["has a tokenizer of its own", "Leave reward.process out"]),
     "whole": (
         "encoder",

@@ -92,10 +92,7 @@ def test_the_slots_of_all_ranks_are_the_checkpoint(directories, divided, name):
 
 @pytest.mark.parametrize(
     "axes",
-    [
-        pytest.param({"data": 2, "tensor": 1}, marks=pytest.mark.slow),
-        {"data": 1, "tensor": 2, "micro_tensor": 2},
-    ],
+    [pytest.param({"data": 2, "tensor": 1}, marks=pytest.mark.slow), {"data": 1, "tensor": 2, "micro_tensor": 2}],
     ids=str,
 )
 def test_samples_do_not_depend_on_the_layout_or_the_number_of_replicas(directories, divided, alone, axes):

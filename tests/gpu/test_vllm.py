@@ -14,10 +14,7 @@ from hybridflow.models.geometry import read_geometry
 from tests.gpu.conftest import NEEDS_CUDA
 from tests.unit.engines.rollout.rows import prompt_rows, responses
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]
 
 
 def test_rows_are_drawn_without_generators_and_alone_as_together(toy_dir, device, monkeypatch):
@@ -56,11 +53,7 @@ def test_the_cache_does_not_depend_on_what_another_role_holds(toy_dir, held_shar
     directory = toy_dir("llama", max_position_embeddings=256)
     rollout = Rollout(engine=RolloutKind.vllm, max_sequences=64, vllm=replace(settings, enforce_eager=True))
     engine = make_rollout_engine(
-        Model(path=str(directory)),
-        rollout,
-        limit_tokens=96,
-        eos_token_ids=(1,),
-        device=torch.device("cuda", 0),
+        Model(path=str(directory)), rollout, limit_tokens=96, eos_token_ids=(1,), device=torch.device("cuda", 0)
     )
     planned = plan_memory(
         read_geometry(directory), Dtype.float32, rollout, device_bytes=total, sequence_tokens=96

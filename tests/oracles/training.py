@@ -29,10 +29,7 @@ def response_logprobs(model: nn.Module, row: Row, temperature: float) -> tuple[T
 
 
 def train(
-    model: nn.Module,
-    steps: Iterable[Sequence[Row]],
-    loss_of_row: Callable[[nn.Module, Row], Tensor],
-    config: Optimizer,
+    model: nn.Module, steps: Iterable[Sequence[Row]], loss_of_row: Callable[[nn.Module, Row], Tensor], config: Optimizer
 ) -> list[float]:
     """One optimizer step for each list of rows, whose losses are added up; the gradient norms before clipping."""
     decayed = [p for p in model.parameters() if p.ndim >= 2]

@@ -13,16 +13,7 @@ import torch
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Lora, TrainingEngine
 from hybridflow.engines.training.interface import TrainEngine
-from tests.parity.divided import (
-    Case,
-    assert_equal,
-    engine_of,
-    global_batch,
-    loss_of,
-    mesh_of,
-    own_rows,
-    train,
-)
+from tests.parity.divided import Case, assert_equal, engine_of, global_batch, loss_of, mesh_of, own_rows, train
 from tests.spmd import run_ranks
 from tests.toys import logprobs_of, stepped
 

@@ -13,11 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ENGINES = [
     pytest.param([], id="as it is"),
-    pytest.param(
-        ["rollout.engine=vllm"],
-        id="vllm",
-        marks=[pytest.mark.vllm],
-    ),
+    pytest.param(["rollout.engine=vllm"], id="vllm", marks=[pytest.mark.vllm]),
     pytest.param(["trainer.backend=ray"], id="ray", marks=pytest.mark.ray),
 ]
 LAYOUTS = [
@@ -31,11 +27,7 @@ LAYOUTS = [
             "rollout.parallelism.tensor=2",
         ],
         id="megatron 2x2 to vllm 2",
-        marks=[
-            pytest.mark.ray,
-            pytest.mark.vllm,
-            pytest.mark.megatron,
-        ],
+        marks=[pytest.mark.ray, pytest.mark.vllm, pytest.mark.megatron],
     ),
 ]
 

@@ -124,10 +124,7 @@ def load_data(plan: RunPlan) -> RunData:
     answered = config.reward.functions if all_need_answers(config.reward) else []
     functions = [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
     scored_prompts = partial(
-        load_prompts,
-        answer_functions=answered,
-        row_checks=row_checks(functions),
-        as_written=dataflow is Generate,
+        load_prompts, answer_functions=answered, row_checks=row_checks(functions), as_written=dataflow is Generate
     )
     readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": scored_prompts}
     read, streams, questions, held_out = readers[dataflow.data], Streams(), None, None

@@ -9,12 +9,7 @@ from hybridflow.config.choices import chosen, is_own
 from hybridflow.config.derived import optimizer_steps_per_step, total_optimizer_steps, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.training import Optimizer, Schedule, Training
-from hybridflow.dataflows.interface import (
-    Dataflow,
-    learns_from_preferences,
-    learns_from_samples,
-    role_needs,
-)
+from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples, role_needs
 from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.errors import Advice, ConfigError, Faults, Problem
 from hybridflow.launch.plan.data import RunData, pair_problems

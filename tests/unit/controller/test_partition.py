@@ -46,8 +46,7 @@ def test_unequal_loads_are_balanced_by_moving_groups():
 
 def test_balanced_rows_stay_on_the_shard_they_lie_on():
     prompts = Batch.of(
-        rows={"uid": torch.arange(12)},
-        tokens={"prompt_ids": Ragged.from_rows([[3]] * 12, dtype=torch.int64)},
+        rows={"uid": torch.arange(12)}, tokens={"prompt_ids": Ragged.from_rows([[3]] * 12, dtype=torch.int64)}
     )
     backend = LocalBackend()
     actor = WorkerGroup(Model, ResourcePool("actor", 3), backend, role="actor")

@@ -63,8 +63,7 @@ def shown(found, tokenizer, row=0):
 
 
 @pytest.mark.parametrize(
-    ("turns_of_prompt", "response"),
-    [(1, "{yo]<eos>}[user:so?]<eos>[assistant:{no]<eos>}"), (3, "{no]<eos>}")],
+    ("turns_of_prompt", "response"), [(1, "{yo]<eos>}[user:so?]<eos>[assistant:{no]<eos>}"), (3, "{no]<eos>}")]
 )
 def test_every_assistant_turn_after_the_prompt_is_learnt(chat_tokenizer, turns_of_prompt, response):
     conversation = turns("hi", "yo", "so?", "no")

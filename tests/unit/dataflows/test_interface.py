@@ -78,11 +78,7 @@ def test_what_is_observed_is_accounted_for_and_kept():
 
 
 @pytest.mark.parametrize(
-    ("prompts", "uids", "message"),
-    [
-        ([7, 8], [7, 7, 8], "lost 1 rows"),
-        ([7, 7], [7, 7, 7, 7], "more than one prompt"),
-    ],
+    ("prompts", "uids", "message"), [([7, 8], [7, 7, 8], "lost 1 rows"), ([7, 7], [7, 7, 7, 7], "more than one prompt")]
 )
 def test_a_prompt_that_is_lost_or_comes_twice_is_an_error(prompts, uids, message):
     with pytest.raises(BatchError, match=message):

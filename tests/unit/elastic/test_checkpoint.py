@@ -220,9 +220,7 @@ keys = st.text().filter(lambda key: key not in ("__tuple__", "__bytes__"))
 states = st.dictionaries(
     keys,
     st.recursive(
-        numbers,
-        lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
-        max_leaves=5,
+        numbers, lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner), max_leaves=5
     ),
 )
 

@@ -298,9 +298,7 @@ def test_a_step_without_log_probabilities_is_fine_where_nothing_needs_them(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("overrides", "is_fine"),
-    [(("rollout.engine=transformers",), True), (("rollout.engine=vllm",), False)],
-    ids=str,
+    ("overrides", "is_fine"), [(("rollout.engine=transformers",), True), (("rollout.engine=vllm",), False)], ids=str
 )
 def test_a_kl_penalty_in_the_reward_reads_the_rollout_only_where_that_is_right(tmp_path, overrides, is_fine):
     scored = "self.reward.score(batch)"

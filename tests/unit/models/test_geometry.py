@@ -7,12 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from hybridflow.config.paths import builtin_path
 from hybridflow.errors import EngineError
-from hybridflow.models.geometry import (
-    geometry_of,
-    kv_cache_bytes_per_token,
-    parameter_count,
-    read_geometry,
-)
+from hybridflow.models.geometry import geometry_of, kv_cache_bytes_per_token, parameter_count, read_geometry
 
 ALL = ["llama", "llama tied", "qwen2", "qwen3", "qwen3_moe"]
 

@@ -6,16 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.planning import (
-    LLAMA_70B,
-    Case,
-    exchange_bytes,
-    exchanged,
-    lower_bound,
-    messages,
-    planned,
-    tellers,
-)
+from benchmarks.planning import LLAMA_70B, Case, exchange_bytes, exchanged, lower_bound, messages, planned, tellers
 from hybridflow.errors import EngineError
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding import Holding, make_plan

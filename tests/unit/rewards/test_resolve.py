@@ -43,11 +43,7 @@ def test_functions_of_one_file_share_its_module(make_scorer):
     [
         ("exact_mach", "there is no built-in function 'exact_mach'", "Did you mean 'exact_match'?"),
         ("{}/rewrad.py:lengths", "there is no file", "Did you mean 'reward.py'?"),
-        (
-            "{}/nofile.py:lengths",
-            "there is no file",
-            "'{}' has: reward.py. Name a file that exists.",
-        ),
+        ("{}/nofile.py:lengths", "there is no file", "'{}' has: reward.py. Name a file that exists."),
         ("{}/reward.py:length", "there is no 'length' in it", "Did you mean 'lengths'? It has: lengths"),
         ("{}/reward.py", "names a file only", "reward.py:name."),
         ("no_such_package.rewards.f", "No module named 'no_such_package'", "installed"),

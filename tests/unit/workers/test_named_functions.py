@@ -129,12 +129,7 @@ def test_a_parameter_that_nobody_gives_is_named_with_the_signature_and_what_ther
         ("grpo", {"divide_by_sd": False}, "advantage_settings.divide_by_sd", "Did you mean 'divide_by_std'?"),
         ("grpo", {"bonus": 1}, "There is no setting", "Settings of algorithm.advantage=grpo: divide_by_std, eps"),
         ("rloo", {"eps": 1}, "There is no setting", "Leave it out: algorithm.advantage=rloo has no settings."),
-        (
-            "grpo",
-            {"divide_by_std": "no"},
-            "divide_by_std=no has the wrong type (str)",
-            "Give true or false",
-        ),
+        ("grpo", {"divide_by_std": "no"}, "divide_by_std=no has the wrong type (str)", "Give true or false"),
         ("grpo", {"eps": "small"}, "advantage_settings.eps=small has the wrong type (str)", "the default is 1e-06"),
         ("grpo", {"eps": True}, "advantage_settings.eps=True has the wrong type (bool)", "Give a number"),
         ("gae", {"gamma": 0.9}, "There is no setting", "Leave it out: algorithm.advantage=gae has"),

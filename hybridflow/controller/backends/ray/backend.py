@@ -44,11 +44,7 @@ class RayBackend:
         """Starts one worker per device; returns while processes are still starting, so that pools start in parallel."""
         if pool not in self._pools:
             self._pools[pool] = placed_pool(
-                pool,
-                self._pools,
-                self._pulse,
-                threads=self._threads,
-                start_timeout_seconds=self._start_timeout_seconds,
+                pool, self._pools, self._pulse, threads=self._threads, start_timeout_seconds=self._start_timeout_seconds
             )
         placed = self._pools[pool]
         warn_of_divided_groups(spec, placed.slots)

@@ -15,12 +15,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import ray
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from hybridflow.controller.backends.interface import GIVEN_POOLS
 from hybridflow.controller.backends.ray.cluster import DEVICE, is_joined

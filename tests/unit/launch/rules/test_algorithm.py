@@ -43,16 +43,8 @@ CONFLICTS = [
         "Give pairs in data.train_files, or run hybridflow",
     ),
     (KTO, "kto cannot use algorithm.preference.loss=sigmoid", "or hybridflow dpo, which can"),
-    (
-        {**TWICE, "algorithm.preference.reference_free": True},
-        "reference_free=true reads none",
-        "Use dataflow_settings",
-    ),
-    (
-        {**TWICE, "algorithm.preference.loss": "simpo"},
-        "preference.loss=simpo reads none",
-        "precompute_reference=false",
-    ),
+    ({**TWICE, "algorithm.preference.reference_free": True}, "reference_free=true reads none", "Use dataflow_settings"),
+    ({**TWICE, "algorithm.preference.loss": "simpo"}, "preference.loss=simpo reads none", "precompute_reference=false"),
     (
         {f"algorithm.preference.{side}_weight": 0.0 for side in ("desirable", "undesirable")}
         | {**KTO, "algorithm.preference.loss": "kto"},

@@ -59,8 +59,7 @@ def boxes(draw, shape: tuple[int, ...]):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("gate_up_proj", (EXPERTS, 2 * ROWS, COLUMNS)), ("down_proj", (EXPERTS, ROWS, COLUMNS))],
+    ("name", "shape"), [("gate_up_proj", (EXPERTS, 2 * ROWS, COLUMNS)), ("down_proj", (EXPERTS, ROWS, COLUMNS))]
 )
 @given(data=st.data())
 def test_a_piece_of_stacked_experts_holds_pieces_of_their_weights(name, shape, data):

@@ -34,12 +34,7 @@ ENGINES = {
         ("shards", {"model_type": "qwen3_moe"}, {"tensor": 2}, "tensor=2 cannot divide the model's experts"),
         ("shards", {}, {"sequence": 3}, "parallelism.sequence=3 does not divide the 8 attention heads"),
         ("shards", {}, {"tensor": 2, "sequence": 8}, "sequence=8 does not divide the 4 attention heads of a tensor"),
-        (
-            "shards",
-            {"num_attention_heads": 18, "num_key_value_heads": 3},
-            {"sequence": 2},
-            "=2 neither divides",
-        ),
+        ("shards", {"num_attention_heads": 18, "num_key_value_heads": 3}, {"sequence": 2}, "=2 neither divides"),
         ("stages", {"model_type": "gemma2"}, {}, "divides models of the types llama, "),
     ],
 )

@@ -22,10 +22,7 @@ def test_runs_cover_a_range_once_in_at_most_three_boxes(columns, edges):
         assert is_whole_rows or first // columns == (last - 1) // columns
 
 
-@given(
-    edges=st.tuples(st.integers(0, 24), st.integers(0, 24)),
-    padding=st.integers(0, 2),
-)
+@given(edges=st.tuples(st.integers(0, 24), st.integers(0, 24)), padding=st.integers(0, 2))
 def test_every_number_of_a_range_is_where_the_weight_has_it(edges, padding):
     """A rank holds rows 4 to 10 and columns 2 to 6 of a weight of 12 x 8, and rows of padding behind them."""
     weight = torch.arange(96.0).view(12, 8)

@@ -40,7 +40,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.name is None:
         width = max(map(len, found))
         for name, path in found.items():
-            sys.stdout.write(f"{name:{width}}  {_first_line(path)}\n")
+            about = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]
+            sys.stdout.write(f"{name:{width}}  {about}\n")
         return
     name = arguments.name.removesuffix(".py")
     if name not in found:
@@ -48,7 +49,3 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
             f"There is no recipe '{name}'.", remedy=f"{did_you_mean(name, found)}Recipes: {', '.join(found)}."
         )
     sys.stdout.write(found[name].read_text())
-
-
-def _first_line(path: Path) -> str:
-    return (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")[0]

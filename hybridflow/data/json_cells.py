@@ -27,7 +27,8 @@ def with_parsed_cells(table: Table, config: Data) -> Table:
     forms: dict[str, tuple[re.Pattern[str], Callable[[object], bool]]] = {}
     forms |= {name: (_TURN, _are_messages) for name in (*_MESSAGES, config.prompt_key) if name is not None}
     outer = (config.answer_key or "").partition(".")
-    forms |= dict.fromkeys((*_OBJECTS, *(outer[:1] if outer[2] else ())), (_OBJECT, _is_object))
+    objects = (*_OBJECTS, *(outer[:1] if outer[2] else ()))
+    forms |= dict.fromkeys(objects, (_OBJECT, lambda value: isinstance(value, dict)))
     columns = {name: _parsed_column(name, *forms[name], table) for name in table.columns if name in forms}
     changed = {name: values for name, values in columns.items() if values is not table.columns[name]}
     if not changed:
@@ -68,7 +69,3 @@ def _are_messages(value: object) -> bool:
     return all(
         isinstance(turn, dict) and ({"role", "content"} <= {*turn} or {"from", "value"} <= {*turn}) for turn in turns
     )
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)

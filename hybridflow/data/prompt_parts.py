@@ -39,7 +39,7 @@ def warn_of_unused(shown: Sequence[object], table: Table, config: Data) -> None:
     """Logs a warning if columns look like parts of the prompt, but what each row shows the model does not have them."""
     if table.is_part or config.prompt_template is not None:
         return
-    texts = [_words(value) for value in shown]
+    texts = [" ".join(_leaves(value)) for value in shown]
     names = [
         name
         for name, values in table.columns.items()
@@ -80,10 +80,6 @@ def _history(value: object) -> list[Message]:
 def _holds(text: str, value: object) -> bool:
     """Whether a text contains all texts and numbers of a value, apart from white space."""
     return all(part in text for part in _leaves(value))
-
-
-def _words(value: object) -> str:
-    return " ".join(_leaves(value))
 
 
 def _leaves(value: object) -> list[str]:

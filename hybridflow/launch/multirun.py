@@ -127,7 +127,8 @@ def _planned(flags: CommandLine, faults: Faults) -> list[SweptRun]:
     if not found or faults.found:
         return []
     is_named = any(text.partition("=")[0] == _RUN_DIR for text in flags.overrides)
-    first = _composed(replace(flags, overrides=list(found[0].settings)), Faults(collects=True))
+    unread, named = Faults(collects=True), {"config_name": flags.config_name, "config_dir": flags.config_dir}
+    first = compose_run(replace(flags, overrides=list(found[0].settings)).typed(unread), **named, faults=unread)
     directory = Path("runs", f"{first.config.trainer.experiment}-sweep").absolute()
     if is_named or first.config.trainer.run_dir:
         directory = run_dir(first.config)
@@ -192,8 +193,3 @@ def _plan(run: SweptRun, faults: Faults, executor: Executor) -> RunPlan | None:
     if not has_layout or faults.found:
         return None
     return examine(composed, faults, has_layout=has_layout, device=executor.device(composed)).plan
-
-
-def _composed(flags: CommandLine, faults: Faults) -> Composed:
-    typed = flags.typed(faults)
-    return compose_run(typed, config_name=flags.config_name, config_dir=flags.config_dir, faults=faults)

@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from hybridflow.parallel.boxes import Box, volume
+from hybridflow.parallel.boxes import volume
 from hybridflow.resharding.holdings import Piece
 from hybridflow.resharding.views import HeldWeights
 
@@ -86,8 +86,8 @@ def split(piece: Piece, *, most_bytes: int) -> Iterator[Piece]:
     low, high = piece.box[dim]
     rows = max(1, most_bytes * (high - low) // piece.nbytes)
     for start in range(low, high, rows):
-        part = piece._replace(box=_with_interval(piece.box, dim, start, min(start + rows, high)))
-        yield from split(part, most_bytes=most_bytes)
+        box = (*piece.box[:dim], (start, min(start + rows, high)), *piece.box[dim + 1 :])
+        yield from split(piece._replace(box=box), most_bytes=most_bytes)
 
 
 class Staging:
@@ -187,7 +187,3 @@ def _packed(pieces: Iterable[Piece], most: int) -> Iterator[tuple[Piece, ...]]:
         filled += part.nbytes
     if waiting:
         yield tuple(waiting)
-
-
-def _with_interval(box: Box, dim: int, low: int, high: int) -> Box:
-    return (*box[:dim], (low, high), *box[dim + 1 :])

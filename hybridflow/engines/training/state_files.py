@@ -133,7 +133,8 @@ def load_state(
     wanted = list(shards)
     with Together(ranks):
         steps = _saved_steps(target)
-        saved = _saved_tensors(target)
+        with _state_errors(target):
+            saved = saved_shapes(target)
         absent = [shard for shard in wanted if _key(*shard) not in saved]
         copies = [shard for kind, shard in absent if kind == MASTER]
         if (directory / ADAPTER_DIRECTORY).is_dir():
@@ -190,11 +191,6 @@ def _saved_steps(target: Path) -> int:
     if not isinstance(numbers, dict) or not isinstance(numbers.get(STEPS), int | float):
         raise _unreadable(target, f"{NUMBERS_FILE} must have the number '{STEPS}'")
     return int(numbers[STEPS])
-
-
-def _saved_tensors(target: Path) -> dict[str, Shape]:
-    with _state_errors(target):
-        return saved_shapes(target)
 
 
 def _unreadable(target: Path, why: object) -> CheckpointError:

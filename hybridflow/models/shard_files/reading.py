@@ -58,7 +58,7 @@ def read_into(directory: Path, shards: Iterable[WeightShard], *, zero_if_absent:
     files = weight_files(directory) if shards else {}
     wanted: dict[Path, list[tuple[str, WeightShard]]] = {}
     for shard in shards:
-        saved = next((name for name in _spellings(shard.name) if name in files), None)
+        saved = next((name for name in (shard.name, shard.name.removeprefix("model.")) if name in files), None)
         if saved is not None:
             wanted.setdefault(files[saved], []).append((saved, shard))
         elif shard.name in zero_if_absent:
@@ -104,7 +104,3 @@ def _other_shape(path: Path, shard: WeightShard, shape: tuple[int, ...]) -> Engi
         f"'{shard.name}' has shape {shape} in {path}, but {shard.layout.shape} in this run's model.",
         remedy="Its config.json does not match its weights; give files that belong together.",
     )
-
-
-def _spellings(name: str) -> list[str]:
-    return [name, name.removeprefix("model.")]

@@ -78,9 +78,10 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         )
     if arguments.dry_run or done.run_dir is None:
         return done.status
+    what = "prompts" if arguments.by_prompt else "responses"
     if done.status == 0:
-        console.print(f"{arguments.out}  {file.finish()} responses", soft_wrap=True)
+        console.print(f"{arguments.out}  {file.finish()} {what}", soft_wrap=True)
     elif rows := file.rows():
-        kept = f"{arguments.out}.partial  {rows} responses; the same command continues after them"
+        kept = f"{arguments.out}.partial  {rows} {what}; the same command continues after them"
         console.print(kept, soft_wrap=True)
     return done.status

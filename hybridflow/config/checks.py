@@ -63,9 +63,10 @@ def _input_errors(config: Experiment) -> Iterator[ConfigError]:
         yield ConfigError("data.train_files is empty.", remedy=remedy, key="data.train_files")
     if not (config.trainer.total_steps or is_evaluated(config)):
         has_files = bool(config.data.eval_files)
-        missing = "trainer.eval_every=0" if has_files else "data.eval_files is empty"
         yield ConfigError(
-            f"trainer.total_steps=0 only evaluates the model, but {missing}.",
+            "trainer.total_steps=0 only evaluates the model, but trainer.eval_every=0."
+            if has_files
+            else "There are no rows to evaluate: data.eval_files is empty.",
             remedy="Leave trainer.eval_every out." if has_files else "Give files: data.eval_files=[FILE].",
             among=["trainer.total_steps", "data.eval_files", "trainer.eval_every"],
         )

@@ -60,7 +60,7 @@ class Table:
         if inner and outer in self.columns:
             return [value.get(inner) if isinstance(value, dict) else None for value in self.columns[outer]]
         raise DataError(
-            f"{key}={name}: '{self.name}' has no such column.",
+            f"{key}: '{self.name}' has no column '{name}'.",
             remedy=f"{did_you_mean(name, self.columns)}Its columns are: {', '.join(self.columns)}.",
         )
 

@@ -37,6 +37,9 @@ _DIRECTORIES = re.compile(r"\A(?P<prefix>(\w+:)?)[^:?]*/")
 
 _ACCEPT = "accept the changes (trainer.resume_changed=accept), or start over (trainer.resume=never)."
 
+_STORED = re.compile(r"(\A|/)inputs/[0-9a-f]{12}/")
+"""Part of the path of an object that is stored among a run's inputs."""
+
 _WHOLE_BYTES = 4 << 30
 _BLOCK_BYTES = 64 << 10
 _BLOCKS = 4096
@@ -55,6 +58,11 @@ class Change:
         """Whether the setting chooses inputs: rows, prompts, rewards, or code in a file (`path/file.py:name`)."""
         words = words_of(self.saved) + words_of(self.now)
         return _INPUTS.fullmatch(self.key) is not None or any(isinstance(word, str) and is_code(word) for word in words)
+
+    @property
+    def is_of_objects(self) -> bool:
+        """Whether both values are objects that were given from Python, which are stored in the run's directory."""
+        return all(isinstance(value, str) and _STORED.search(value) for value in (self.saved, self.now))
 
     def __str__(self) -> str:
         return f"{self.key} was {self.saved!r} and is {self.now!r}"
@@ -140,6 +148,9 @@ def check_compatible(
             said = f"The checkpoint was written with other settings: {'; '.join(map(str, fixed))}."
             remedy = "Restore them to resume, or start over with trainer.resume=never (the old run is renamed);"
             remedy += " model.path may then be the checkpoint's actor/huggingface."
+            if any(change.key.endswith("model.path") and change.is_of_objects for change in fixed):
+                remedy += " A model with random weights has other weights each time it is made: call torch.manual_seed"
+                remedy += " before."
             faults.add(CheckpointError(said, remedy=remedy))
         if inputs and policy is ResumeChanged.refuse:
             said = f"The checkpoint was written with other inputs: {'; '.join(map(str, inputs))}."

@@ -85,10 +85,14 @@ def set_aside(run_dir: Path) -> Path | None:
     return aside
 
 
-def keep_inputs(aside: Path, run_dir: Path) -> None:
-    """Gives a run the stored inputs that were renamed together with the earlier run; their files are shared."""
-    if (aside / INPUTS_FOLDER).is_dir():
-        shutil.copytree(aside / INPUTS_FOLDER, run_dir / INPUTS_FOLDER, copy_function=_linked, dirs_exist_ok=True)
+def keep_inputs(aside: Path, run_dir: Path, config: str) -> None:
+    """Gives a run the stored inputs that were renamed together with the earlier run; their files are shared.
+
+    Leaves out those that `config`, the text of the run's configuration, does not name: they belong to other runs.
+    """
+    for folder in (aside / INPUTS_FOLDER).glob("*"):
+        if f"{INPUTS_FOLDER}/{folder.name}/" in config:
+            shutil.copytree(folder, run_dir / INPUTS_FOLDER / folder.name, copy_function=_linked, dirs_exist_ok=True)
 
 
 def _linked(source: str, target: str) -> None:

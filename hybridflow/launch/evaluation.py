@@ -145,8 +145,12 @@ def _check_model(directory: Path, given: str, step: int | None) -> None:
         raise ConfigError(
             f"--step={step} selects a checkpoint of a run, but '{given}' is a model.", remedy="Leave --step out."
         )
-    if not (directory.exists() or given.startswith(PREFIX) or is_hub_name(given)):
-        near = [str(path) for path in (Path("runs"), Path()) for path in path.glob("*") if path.is_dir()]
+    if not (
+        directory.exists() or given.startswith(PREFIX) or (is_hub_name(given) and not _holds_runs(directory.parent))
+    ):
+        near = [
+            str(path) for path in (directory.parent, Path("runs"), Path()) for path in path.glob("*") if path.is_dir()
+        ]
         raise ConfigError(
             f"There is no model and no run '{given}'.",
             remedy=f"{did_you_mean(given, near)}Give the directory of a model or of a run, or a name on the Hub such as"
@@ -158,6 +162,11 @@ def _check_model(directory: Path, given: str, step: int | None) -> None:
             f"'{given}' holds neither a model (config.json) nor a run (checkpoints).",
             remedy=f"Runs in it: {runs}." if runs else "Give the directory of a model, or of a run.",
         )
+
+
+def _holds_runs(directory: Path) -> bool:
+    """Whether a directory holds runs, so that `runs/NAME` is not a name on the Hub."""
+    return any(directory.glob(f"*/{CONFIG_FILE}"))
 
 
 def _is_checkpoint(directory: Path) -> bool:

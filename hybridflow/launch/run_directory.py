@@ -134,7 +134,7 @@ def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerpri
     elif (aside := set_aside(directory)) is not None:  # its contents belong to another run
         earlier.aside = aside
         claim(directory)
-        keep_inputs(aside, directory)
+        keep_inputs(aside, directory, config_text(plan.composed))
     configure_logging(directory)
     changes.log()
     (directory / CONFIG_FILE).write_text(config_text(plan.composed))

@@ -95,7 +95,16 @@ def test_the_same_objects_resume_and_other_objects_are_refused(desk):
     anew = run(ROWS[:10], shorter, **{"trainer.resume": "never"})
     assert [row["step"] for row in anew.metrics][-1] == 3
     assert (Path("runs/run.1") / "inputs").is_dir(), "the earlier run has lost its inputs"
-    assert len(list((anew.run_dir / "inputs").rglob("data.jsonl"))) == 2
+    assert len(list((anew.run_dir / "inputs").rglob("data.jsonl"))) == 1, "inputs of the earlier runs are kept"
+
+
+def test_a_model_with_other_random_weights_does_not_resume_and_the_error_says_why(desk):
+    hybridflow.run("grpo", {**SETTINGS, "trainer.total_steps": 1}, data=ROWS, reward=shorter, **desk)
+    with torch.no_grad():
+        desk["model"].get_input_embeddings().weight.mul_(2)
+    with pytest.raises(CheckpointError, match=r"model\.path was 'runs/run/inputs/.*' and is") as refused:
+        hybridflow.run("grpo", SETTINGS, data=ROWS, reward=shorter, **desk)
+    assert "torch.manual_seed" in refused.value.remedy
 
 
 def test_a_callback_sees_each_step_and_ends_the_run(desk):

@@ -137,6 +137,12 @@ def test_rows_of_prompts_keep_the_columns_of_their_file_and_have_all_responses_a
         assert row["answer"] == str(place + 1) and len(row["responses"]) == 3 == len(row["tokens"])
 
 
+def test_rows_of_prompts_are_not_counted_as_responses(desk, capsys):
+    words = ["builtin:calculator", "--prompts", "sums.jsonl", "--by-prompt", "--out", "out.jsonl", "n=2", *QUICK]
+    assert main(["generate", *words]) == 0
+    assert "out.jsonl  4 prompts" in capsys.readouterr().err
+
+
 def test_an_interrupted_command_keeps_its_responses_and_continues(desk, capsys):
     """A row in the last part of prompts ends the command; half a row is there as if the process had been killed."""
     (desk / "many.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+7="}) + "\n" for n in range(40)))
@@ -186,7 +192,7 @@ def test_several_devices_share_the_prompts_and_either_engine_gives_the_same_gree
         (["evaluate", "builtin:calculator", "reward.functions=[]"], "reward"),
         (
             ["evaluate", "builtin:calculator", "data=[]"],
-            "trainer.total_steps=0 only evaluates the model, but data.eval",
+            "There are no rows to evaluate: data.eval_files is empty.",
         ),
         (
             ["evaluate", "builtin:calculator", "trainer.eval_every=0"],

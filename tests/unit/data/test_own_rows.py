@@ -116,7 +116,7 @@ def test_a_class_gives_the_rows_of_each_entry(folder, tokenizer, kind, rows):
             '{"prompt": ..., "answer": ...}',
         ),
         ({"dataset": "Fails"}, "raised KeyError: 'no' (my.py, line 29), for row 1 of 'a.jsonl'", "Fix the code"),
-        ({"prompt_template": "{q} {m}"}, "data.prompt_template=m: 'a.jsonl' has no such column", "columns are: q, n"),
+        ({"prompt_template": "{q} {m}"}, "data.prompt_template: 'a.jsonl' has no column 'm'", "columns are: q, n"),
     ],
 )
 def test_code_that_does_not_work_is_named_with_its_row(folder, tokenizer, settings, found, remedy):

@@ -201,6 +201,7 @@ def test_each_command_starts_from_its_trainers_settings(words, trainer, dataflow
             "There is no model and no run 'nowhere'.",
             "Give the directory of a model or of a run",
         ),
+        (["evaluate", "runs/sumz"], "There is no model and no run 'runs/sumz'.", "Did you mean 'runs/sums'?"),
         (
             ["evaluate", "nowhere", "--num-generations", "4"],
             "There is no option --num-generations",
@@ -214,6 +215,8 @@ def test_each_command_starts_from_its_trainers_settings(words, trainer, dataflow
 )
 def test_a_command_that_cannot_be_found_is_answered_with_what_to_type(words, message, remedy, capsys):
     write(bare="trainer.seed: 1\n")
+    Path("runs/sums").mkdir(parents=True)
+    Path("runs/sums/config.yaml").write_text("")
     assert main(words) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert message in said and remedy in said

@@ -8,10 +8,11 @@ import tempfile
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import pyarrow
 
@@ -28,70 +29,91 @@ _ROWS_TOGETHER = 64
 """Rows of a table that are read together, whichever of them is wanted."""
 
 
-class StoredRows(Protocol):
+@dataclass(frozen=True)
+class StoredRows:
     """Rows that are read when they are asked for."""
 
-    def __len__(self) -> int:
-        """Number of rows."""
-        ...
-
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows, in the given order."""
-        ...
+    count: int
+    rows: Callable[[Sequence[int]], list[Row]]
+    """Returns some rows, in the given order."""
 
 
-class Lines:
-    """Rows of a JSON-lines file, which is indexed by where each begins."""
+def dataset_rows(dataset: Dataset) -> StoredRows:
+    """The rows of a saved dataset or one of the hub, which `datasets` reads from files."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file = file
-        self._name = name
-        self._starts = array("q")
-        end = 0
-        for line in file:
-            if not line.isspace():
-                self._starts.append(end)
-            end += len(line)
-        self._starts.append(end)
+    def rows(indices: Sequence[int]) -> list[Row]:
+        columns = dataset[list(indices)]
+        return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 
-    def __len__(self) -> int:
-        return len(self._starts) - 1
+    return StoredRows(len(dataset), rows)
 
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows, in the given order."""
-        return [self._row(index) for index in indices]
 
-    def _row(self, index: int) -> Row:
-        start, end = self._starts[index], self._starts[index + 1]
-        text = os.pread(self._file.fileno(), end - start, start).partition(b"\n")[0]  # blank lines may follow
+def concatenated(parts: Sequence[StoredRows]) -> StoredRows:
+    """The rows of several files, in order."""
+    ends = [*accumulate(part.count for part in parts)]
+
+    def rows(indices: Sequence[int]) -> list[Row]:
+        owners = [bisect_right(ends, index) for index in indices]
+        found: dict[int, Row] = {}
+        for owner in sorted({*owners}):
+            part, own = parts[owner], [i for i, of in zip(indices, owners, strict=True) if of == owner]
+            first = ends[owner] - part.count
+            found |= zip(own, part.rows([index - first for index in own]), strict=True)
+        return [found[index] for index in indices]
+
+    return StoredRows(ends[-1], rows)
+
+
+def stored_file(path: Path, name: str, config: Data) -> StoredRows:
+    """The rows of one file on demand; compressed lines and tables are copied to a temporary file first."""
+    suffix, is_compressed = suffix_of(path), path.name.endswith(".gz")
+    if suffix not in (*LINE_SUFFIXES, ".json"):
+        blocks = _Blocks(read_batches(path, name, suffix, config), name)
+        return StoredRows(blocks.count, blocks.rows)
+    try:
+        file = _uncompressed(path) if is_compressed else path.open("rb")
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"'{name}' cannot be read: {error}", remedy="Check the file, or write it again.") from error
+    if suffix == ".json":
+        begin = file.read(1 << 16).removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
+        file.seek(0)
+        if begin == b"[":
+            return _entries(file, name)
+    return _lines(file, name)
+
+
+def _lines(file: BinaryIO, name: str) -> StoredRows:
+    """The rows of a JSON-lines file, which is indexed by where each begins."""
+    starts, size = array("q"), 0
+    for line in file:
+        if not line.isspace():
+            starts.append(size)
+        size += len(line)
+    starts.append(size)
+
+    def row(index: int) -> Row:
+        start, end = starts[index], starts[index + 1]
+        text = os.pread(file.fileno(), end - start, start).partition(b"\n")[0]  # blank lines may follow
         if index == 0:
             text = text.removeprefix(BYTE_ORDER_MARK)
-        return _parsed_row(text, f"row {index + 1} of '{self._name}'", self._name, self._file, start)
+        return _parsed_row(text, f"row {index + 1} of '{name}'", name, file, start)
+
+    return StoredRows(len(starts) - 1, lambda indices: [row(index) for index in indices])
 
 
-class Entries:
-    """Rows of a JSON list, which is indexed by where each begins and ends."""
+def _entries(file: BinaryIO, name: str) -> StoredRows:
+    """The rows of a JSON list, which is indexed by where each begins and ends."""
+    spans = array("q", chain.from_iterable(entry_spans(file, name)))
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self._file, self._name = file, name
-        self._spans = array("q")
-        for span in entry_spans(file, name):
-            self._spans.extend(span)
+    def row(index: int) -> Row:
+        start, end = spans[2 * index : 2 * index + 2]
+        text = os.pread(file.fileno(), end - start, start)
+        return _parsed_row(text, f"entry {index + 1} of '{name}'", name, file, start)
 
-    def __len__(self) -> int:
-        return len(self._spans) // 2
-
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows, in the given order."""
-        return [self._row(index) for index in indices]
-
-    def _row(self, index: int) -> Row:
-        start, end = self._spans[2 * index : 2 * index + 2]
-        text = os.pread(self._file.fileno(), end - start, start)
-        return _parsed_row(text, f"entry {index + 1} of '{self._name}'", self._name, self._file, start)
+    return StoredRows(len(spans) // 2, lambda indices: [row(index) for index in indices])
 
 
-class Blocks:
+class _Blocks:
     """Rows of a table that is not stored row by row, copied to a temporary file in small blocks.
 
     The copy keeps the types of the columns. It has no name in its directory (`TMPDIR`), so that it ends with the run.
@@ -111,7 +133,9 @@ class Blocks:
                 remedy="Set TMPDIR to a directory with room for the uncompressed file, or give JSON lines.",
             ) from error
 
-    def __len__(self) -> int:
+    @property
+    def count(self) -> int:
+        """Number of rows."""
         return self._firsts[-1]
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
@@ -131,59 +155,6 @@ class Blocks:
     def _block(self, block: int) -> pyarrow.Table:
         start, end = self._starts[block], self._starts[block + 1]
         return pyarrow.ipc.open_stream(os.pread(self._file.fileno(), end - start, start)).read_all()
-
-
-class DatasetRows:
-    """Rows of a saved dataset or one of the hub, which `datasets` reads from files."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows, in the given order."""
-        columns = self._dataset[list(indices)]
-        return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
-
-
-class Concatenated:
-    """The rows of several files, in order."""
-
-    def __init__(self, parts: Sequence[StoredRows]) -> None:
-        self._parts = parts
-        self._ends = [*accumulate(map(len, parts))]
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows, in the given order."""
-        owners = [bisect_right(self._ends, index) for index in indices]
-        found: dict[int, Row] = {}
-        for owner in sorted({*owners}):
-            part, own = self._parts[owner], [i for i, of in zip(indices, owners, strict=True) if of == owner]
-            first = self._ends[owner] - len(part)
-            found |= zip(own, part.rows([index - first for index in own]), strict=True)
-        return [found[index] for index in indices]
-
-
-def stored_file(path: Path, name: str, config: Data) -> StoredRows:
-    """The rows of one file on demand; compressed lines and tables are copied to a temporary file first."""
-    suffix, is_compressed = suffix_of(path), path.name.endswith(".gz")
-    if suffix not in (*LINE_SUFFIXES, ".json"):
-        return Blocks(read_batches(path, name, suffix, config), name)
-    try:
-        file = _uncompressed(path) if is_compressed else path.open("rb")
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"'{name}' cannot be read: {error}", remedy="Check the file, or write it again.") from error
-    if suffix == ".json":
-        begin = file.read(1 << 16).removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
-        file.seek(0)
-        if begin == b"[":
-            return Entries(file, name)
-    return Lines(file, name)
 
 
 def _parsed_row(text: bytes, place: str, name: str, file: BinaryIO, start: int) -> Row:

@@ -5,6 +5,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -14,12 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
-from hybridflow.data.json_files import Row
 from hybridflow.data.locations import locate, short_name
 from hybridflow.data.own_rows import Indexed, is_ours, own_dataset, own_rows
 from hybridflow.data.selection import prepared, read_rows
 from hybridflow.data.sources import Table, columns_of_rows, open_dataset, read_table
-from hybridflow.data.stored_rows import Concatenated, DatasetRows, StoredRows, stored_file
+from hybridflow.data.stored_rows import StoredRows, concatenated, dataset_rows, stored_file
 from hybridflow.errors import ConfigError, DataError
 from hybridflow.observability.formatting import percent
 from hybridflow.observability.slow_work import SlowWork
@@ -62,7 +62,7 @@ class StreamedRows:
         self.columns = batch.columns
 
     def __len__(self) -> int:
-        whole = len(self._stored)
+        whole = self._stored.count
         return whole if self._config.max_rows is None else min(whole, self._config.max_rows)
 
     def select(self, rows: Tensor | Sequence[int]) -> Batch:
@@ -135,38 +135,10 @@ class JoinedRows:
         ])  # fmt: skip
 
 
-class _Own:
-    """Rows of the class `data.dataset`, by their indices."""
-
-    def __init__(self, dataset: Indexed, name: str, config: Data) -> None:
-        self._dataset, self._name, self._config = dataset, name, config
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows, in the given order."""
-        return [{**row} for row in own_rows(self._dataset, indices, self._name, self._config)]
-
-
-class _InMemory:
-    """Rows of a built-in source or a generated task, which are few."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def rows(self, indices: Sequence[int]) -> list[Row]:
-        """Some rows, in the given order."""
-        return [self._table.row(index) for index in indices]
-
-
 def _opened(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> tuple[str, StoredRows]:
     if is_ours(name):
         table = read_table(name)
-        return table.data_source, _InMemory(table)
+        return table.data_source, StoredRows(len(table), lambda indices: [table.row(index) for index in indices])
     if config.dataset is not None:
         dataset = own_dataset(name, config, tokenizer)
         if not isinstance(dataset, Indexed):
@@ -174,11 +146,12 @@ def _opened(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> tupl
                 f"data.dataset: {config.dataset} has no __len__ and __getitem__, which data.streaming=true needs.",
                 remedy="Add them, or set data.streaming=false.",
             )
-        return short_name(Path(name)), _Own(dataset, name, config)
+        read = partial(own_rows, dataset, name=name, config=config)
+        return short_name(Path(name)), StoredRows(len(dataset), lambda indices: [{**row} for row in read(indices)])
     found = locate(name)
     if not found.files:
-        return found.data_source, DatasetRows(open_dataset(found, name))
+        return found.data_source, dataset_rows(open_dataset(found, name))
     parts = [stored_file(file, name if len(found.files) == 1 else str(file), config) for file in found.files]
-    if not sum(map(len, parts)):
+    if not any(part.count for part in parts):
         raise DataError(f"'{name}' has no rows.", remedy="Give a file with at least one row, or leave it out.")
-    return found.data_source, Concatenated(parts)
+    return found.data_source, concatenated(parts)

@@ -3,7 +3,6 @@
 Collected before the files whose worker groups keep devices of the session's Ray.
 """
 
-import csv
 import json
 import os
 import signal
@@ -22,10 +21,9 @@ from hybridflow.trainer import main_ppo
 from tests.distributed.conftest import DEVICES
 from tests.distributed.meeting import MEETING
 from tests.unit.controller.workers import Talker
+from tests.unit.launch.test_multirun import EVALUATION, results
 
 pytestmark = pytest.mark.ray
-
-EVALUATION = ["dataflow=evaluate", "trainer.total_steps=0", "data.eval_limit=4", "trainer.threads=1"]
 
 
 @contextmanager
@@ -37,11 +35,6 @@ def held(devices: int) -> Iterator[None]:
         yield
     finally:
         request.withdraw()
-
-
-def results(folder):
-    with (folder / "results.csv").open() as lines:
-        return list(csv.DictReader(lines))
 
 
 def line_of(said: str, run: int, what: str) -> int:

@@ -9,7 +9,7 @@ shapes = st.tuples(st.integers(1, 6), st.integers(1, 9))
 masks = st.sampled_from(["full", "right_padded", "holes", "empty_rows"])
 
 
-def generator(seed: int) -> torch.Generator:
+def generator(seed: int = 0) -> torch.Generator:
     """The source of one example's numbers."""
     return torch.Generator().manual_seed(seed)
 

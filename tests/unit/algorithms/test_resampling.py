@@ -5,14 +5,11 @@ import torch
 
 from hybridflow.algorithms.resampling import WEIGHTINGS, resampled_rows, resampling_weights
 from tests.oracles import constraints
+from tests.unit.algorithms.examples import generator
 
 
 def weights(scores: list[float], weighting: str, power: float) -> list[float]:
     return resampling_weights(torch.tensor(scores, dtype=torch.float64), weighting=weighting, power=power).tolist()
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)

@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import pytest
@@ -9,14 +8,10 @@ from hybridflow.dataflows.sft import SFT
 from hybridflow.errors import ConfigError, DataError, Faults
 from hybridflow.launch.plan import data as run_data
 from hybridflow.launch.plan.data import PRETRAINING, RunData, with_precomputed
+from tests.unit.data.conftest import written
 from tests.unit.launch.plans import plan_of
 
 SUMS = [{"prompt": f"{a}+1=", "answer": str(a + 1), "level": -a} for a in range(10)]
-
-
-def written(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def experiment(folder: Path, **data: object) -> Experiment:

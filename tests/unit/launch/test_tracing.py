@@ -73,6 +73,13 @@ def own(tmp_path, body: str = "return {}") -> str:
     return str(tmp_path / "mine.py")
 
 
+def with_member(tmp_path: Path, member: str, step: str) -> str:
+    """`dataflow=` of a class with this member and this step."""
+    path = Path(own(tmp_path, step))
+    path.write_text(path.read_text().replace("    def step", f"    {member}\n\n    def step", 1))
+    return f"{path}:Mine"
+
+
 def test_roles_of_one_pool_take_turns():
     trace = traced(dataflow="ppo")
     assert [call.name for call in trace.calls] == [
@@ -321,12 +328,10 @@ def test_a_kl_penalty_in_the_reward_reads_the_rollout_only_where_that_is_right(t
     ],
 )
 def test_a_misspelt_setting_or_role_of_the_step_is_refused_before_the_run(tmp_path, read, message, remedy):
-    path = Path(own(tmp_path, f"{read}\n{STEP}"))
-    settings = "\n    @dataclass\n    class Settings:\n        bonus: float = 0.5\n"
-    mine = path.read_text().replace("    def step", f"{settings}\n    def step", 1)
-    path.write_text(f"from dataclasses import dataclass\n{mine}")
+    settings = "from dataclasses import dataclass\n    @dataclass\n    class Settings:\n        bonus: float = 0.5"
+    dataflow = with_member(tmp_path, settings, f"{read}\n{STEP}")
     with pytest.raises((ConfigError, BatchError), match=message) as caught:
-        list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
+        list(step_problems(shown(RLOO, dataflow=dataflow), ROWS))
     assert remedy in caught.value.remedy
 
 
@@ -357,10 +362,8 @@ def test_an_annotation_that_names_nothing_is_an_error_of_ours(tmp_path):
 
 def test_a_step_may_read_what_its_dataflow_computed_before(tmp_path):
     first = "assert (prompts.row('double') == 2 * prompts.row('uid')).all()\n"
-    path = Path(own(tmp_path, first + STEP))
-    computed = "\n    def precompute(self, rows):\n        return {'double': 2 * rows.row('uid')}\n"
-    path.write_text(path.read_text().replace("    def step", f"{computed}\n    def step", 1))
-    assert not list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
+    computed = "def precompute(self, rows):\n        return {'double': 2 * rows.row('uid')}"
+    assert not list(step_problems(shown(RLOO, dataflow=with_member(tmp_path, computed, first + STEP)), ROWS))
 
 
 @pytest.mark.parametrize(
@@ -374,19 +377,15 @@ def test_a_step_may_read_what_its_dataflow_computed_before(tmp_path):
     ],
 )
 def test_precomputed_results_must_be_new_columns_of_the_rows(tmp_path, result, message):
-    path = Path(own(tmp_path, STEP))
-    hook = f"\n    def precompute(self, rows):\n        return {result}\n"
-    path.write_text(path.read_text().replace("    def step", f"{hook}\n    def step", 1))
+    dataflow = with_member(tmp_path, f"def precompute(self, rows):\n        return {result}", STEP)
     with pytest.raises(ConfigError, match=rf"Mine\.precompute returned {message}"):
-        list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
+        list(step_problems(shown(RLOO, dataflow=dataflow), ROWS))
 
 
 def test_a_constructor_that_raises_is_an_error_before_the_run(tmp_path):
-    path = Path(own(tmp_path, STEP))
-    broken = "\n    def __init__(self, *roles, **settings):\n        raise ValueError('no')\n"
-    path.write_text(path.read_text().replace("    def step", f"{broken}\n    def step", 1))
-    with pytest.raises(ConfigError, match=r"Mine\.__init__ raised ValueError: no \(mine\.py, line 14\)"):
-        list(step_problems(shown(RLOO, dataflow=f"{path}:Mine"), ROWS))
+    broken = "def __init__(self, *roles, **settings):\n        raise ValueError('no')"
+    with pytest.raises(ConfigError, match=r"Mine\.__init__ raised ValueError: no \(mine\.py, line 13\)"):
+        list(step_problems(shown(RLOO, dataflow=with_member(tmp_path, broken, STEP)), ROWS))
 
 
 def test_a_step_may_read_further_columns_of_the_data(tmp_path):

@@ -23,6 +23,7 @@ from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import TensorLayout, WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 from tests.spmd import run_ranks
+from tests.unit.controller.test_store_attacks import Payload
 
 WEIGHTS = {
     "model.embed.weight": (7, 4),
@@ -192,16 +193,6 @@ def test_a_checkpoint_without_its_model_is_not_blamed_on_a_setting_of_the_model(
         load_weights(tmp_path, shards_of("weight", "whole", 0, 1, fill=False), Ranks.alone())
     assert "another checkpoint of the run (trainer.resume=PATH)" in caught.value.remedy
     assert "model.path" not in caught.value.remedy
-
-
-class Payload:
-    """Unpickled, it leaves a mark on the disk."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self):
-        return Path.touch, (self.mark,)
 
 
 @pytest.mark.parametrize(

@@ -41,13 +41,15 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, console: Console) -> int:
     with ended_by_signals():
-        from hybridflow.launch.evaluation import evaluate, evaluated_rows, subject_of, write_table
+        from hybridflow.launch.evaluation import evaluate, subject_of, write_table
         from hybridflow.observability.evaluation_table import summaries, table_text
+        from hybridflow.observability.jsonlines import read_rows
+        from hybridflow.observability.trackers.jsonl import SAMPLES_FILE
 
     with subject_of(arguments.subject, step=arguments.step) as subject:
         done = evaluate(subject, arguments.overrides, {}, command="evaluate", dry_run=arguments.dry_run)
     if done.status == 0 and done.run_dir is not None and not arguments.dry_run:
-        found = summaries(evaluated_rows(done.run_dir))
+        found = summaries(row for _, row in read_rows(done.run_dir / SAMPLES_FILE))
         write_table(done.run_dir / "evaluation.jsonl", found)
         sys.stdout.write(f"{table_text(found)}\n")
     return done.status

@@ -93,6 +93,7 @@ def _dry_run(flags: "CommandLine", console: "Console", on_composed: "OnComposed"
         from hybridflow.errors import Faults
         from hybridflow.launch.checked import checked_composition
         from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems
+        from hybridflow.observability.formatting import counted
 
     faults, composed, has_layout = Faults(collects=True), None, False
     with faults.caught():
@@ -112,8 +113,8 @@ def _dry_run(flags: "CommandLine", console: "Console", on_composed: "OnComposed"
         before = len(faults.found)
         say_examined(examine(composed, faults, has_layout=has_layout), faults, console, begin=before)
     count, warned = len(faults.found), len(faults.warnings)
-    verdict = (f"{count} problem{'s' * (count != 1)}", "bold red") if count else ("no errors found", "bold green")
-    warnings = f", {warned} warning{'s' * (warned != 1)}" if warned else ""
+    verdict = (counted(count, "problem"), "bold red") if count else ("no errors found", "bold green")
+    warnings = f", {counted(warned, 'warning')}" if warned else ""
     console.print(Text.assemble(verdict, f"{warnings}; nothing was started"))
     return 2 if count else 0
 
@@ -175,8 +176,10 @@ def _say_start(composed: "Composed", console: "Console") -> None:
     """Prints the first line immediately, since the libraries imported next take seconds to load."""
     from rich.text import Text
 
+    from hybridflow.observability.formatting import counted
+
     config = composed.config
-    length = f"{config.trainer.total_steps} step{'' if config.trainer.total_steps == 1 else 's'}"
+    length = counted(config.trainer.total_steps, "step")
     if config.trainer.epochs is not None:
         length = f"{config.trainer.epochs:g} epoch{'' if config.trainer.epochs == 1 else 's'}"
     if not config.trainer.total_steps:

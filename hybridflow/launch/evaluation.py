@@ -21,8 +21,7 @@ from hybridflow.launch.command import run_command
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.run_directory import CONFIG_FILE
 from hybridflow.models.loading import is_hub_name
-from hybridflow.observability.jsonlines import Json, read_rows
-from hybridflow.observability.trackers.jsonl import SAMPLES_FILE
+from hybridflow.observability.jsonlines import Json
 
 SHORT_FORMS = {"data": "data.eval_files", "reward": "reward.functions", "n": "rollout.eval_samples_per_prompt"}
 """Short names of the settings that most evaluations need."""
@@ -119,11 +118,6 @@ def evaluate(
 
         status = run_command(argv, command="ppo", on_composed=look)
         return Evaluated(status, found[0] if found else None)
-
-
-def evaluated_rows(directory: Path) -> Iterator[dict[str, Json]]:
-    """The lines of samples.jsonl: one per response."""
-    return (row for _, row in read_rows(directory / SAMPLES_FILE))
 
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Json]]) -> None:

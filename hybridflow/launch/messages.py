@@ -104,7 +104,7 @@ def say_restored(run_dir: Path, console: Console) -> None:
 
 def ending_of(outcome: "Outcome", run_dir: Path, resume: str, *, trains: bool = True) -> Ending:
     """How a run ended that raised no error, beginning with the saved step if it trains."""
-    stopped, steps = outcome.stopped, f"{outcome.steps} step{'' if outcome.steps == 1 else 's'}"
+    stopped, steps = outcome.stopped, formatting.counted(outcome.steps, "step")
     if stopped is None:
         return Ending("done", steps if outcome.steps else "no training steps")
     if not trains:

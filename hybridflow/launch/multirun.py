@@ -27,6 +27,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.run_directory import CONFIG_FILE
 from hybridflow.launch.signals import on_signals
 from hybridflow.launch.sweep_results import DONE, FAILED, INTERRUPTED, Results, SweptRun
+from hybridflow.observability.formatting import counted
 from hybridflow.observability.logs import configure_logging
 
 _RUN_DIR = "trainer.run_dir"
@@ -60,8 +61,7 @@ def run_sweep(flags: CommandLine, console: Console, executor: Executor) -> int:
     if flags.dry_run or not is_sound:
         for run in runs if is_sound else []:
             console.print(Text(f"  {run.name}  {from_here(run.run_dir)}"), soft_wrap=True)
-        count = len(faults.found)
-        verdict = f"{len(runs)} runs, no errors found" if is_sound else f"{count} problem{'s' * (count != 1)}"
+        verdict = f"{len(runs)} runs, no errors found" if is_sound else counted(len(faults.found), "problem")
         console.print(Text(f"{verdict}; nothing was started", "bold green" if is_sound else "bold red"))
         return 0 if is_sound else 2
     results = Results(runs)

@@ -34,6 +34,11 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
+def counted(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def short(number: float) -> str:
     """About three significant digits: `0`, `0.621`, `0.0165`, `12.3`, `54.5k`, `1.2e-05`; `-` for NaN.
 

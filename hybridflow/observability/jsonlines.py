@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hybridflow.errors import ResourceError
+from hybridflow.observability.formatting import counted
 from hybridflow.observability.full_disk import why_full
 
 logger = logging.getLogger(__name__)
@@ -68,8 +69,7 @@ class JsonLinesFile:
         try:
             if os.path.samestat(os.fstat(self._file.fileno()), self.path.stat()):
                 return
-            count = self.path.read_bytes().count(b"\n")
-            lines = f"{count} line{'' if count == 1 else 's'}"
+            lines = counted(self.path.read_bytes().count(b"\n"), "line")
             what = f"was replaced by another file, which has {lines}: the run continues in that one."
         except FileNotFoundError:
             what = "was deleted or moved: a new file was started, which lacks the earlier rows."

@@ -66,7 +66,7 @@ class Typed:
 
 @contextmanager
 def named_place(place: str) -> Iterator[None]:
-    """Within it, errors of settings begin with the place of the setting, if it is in a file."""
+    """A block in which errors of settings begin with the place of the setting, if it is in a file."""
     try:
         yield
     except ConfigError as error:

@@ -27,6 +27,7 @@ from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.dataflow import NamedFunctions
 from hybridflow.launch.plan.roles import backend_kind, policy_model
+from hybridflow.observability.formatting import counted
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def find_device(config: Experiment) -> str:
         )
     if device == "cuda":
         where = "this machine" if num_gpus is None else f"the {num_gpus} in the Ray cluster"
-        found = f"{wanted} GPU{'' if wanted == 1 else 's'} of {where}"
+        found = f"{counted(wanted, 'GPU')} of {where}"
     else:
         address = os.environ.get(RAY_ADDRESS) if kind is BackendKind.ray else None
         where = f"the Ray cluster at {RAY_ADDRESS}={address}" if address else "this machine"

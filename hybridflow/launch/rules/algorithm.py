@@ -16,6 +16,7 @@ from hybridflow.launch.plan.data import RunData, pair_problems
 from hybridflow.launch.plan.dataflow import DATAFLOWS, make_settings
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC
+from hybridflow.observability.formatting import counted
 from hybridflow.workers.named_functions import PROVIDED_COLUMNS, provided_for
 
 logger = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def reward_weight_problems(plan: RunPlan) -> Iterator[Problem]:
         )
     if isinstance(weights, list) and weights and len(weights) != len(rewards):
         yield ConfigError(
-            f"algorithm.advantage_settings.weights={weights} has {len(weights)} number{'s' * (len(weights) != 1)}, but"
+            f"algorithm.advantage_settings.weights={weights} has {counted(len(weights), 'number')}, but"
             f" there {'is 1 reward' if len(rewards) == 1 else f'are {len(rewards)} rewards'}: {', '.join(rewards)}.",
             remedy="Give one weight per reward, in this order, or none for 1 each.",
         )

@@ -12,6 +12,7 @@ from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES, rollout_traits, traits_of
 from hybridflow.errors import ConfigError
+from hybridflow.observability.formatting import counted
 
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
 
@@ -113,7 +114,7 @@ def _device_errors(config: Experiment, role: str, name: str, training: Training)
     if devices % product:
         sizes = " ".join(f"{name}.parallelism.{axis}={size}" for axis, size in inner.items())
         yield ConfigError(
-            f"{sizes}: {product} does not divide the {_count(devices, 'device')} of pool '{pool}'.",
+            f"{sizes}: {product} does not divide the {counted(devices, 'device')} of pool '{pool}'.",
             remedy=_divisors(devices, "sizes whose product is one of"),
         )
         return
@@ -121,8 +122,8 @@ def _device_errors(config: Experiment, role: str, name: str, training: Training)
     for axis in ("replicas", "expert"):
         if data % (size := asdict(training.parallelism)[axis]):
             yield ConfigError(
-                f"{name}.parallelism.{axis}={size} does not divide the {_count(data, 'data-parallel rank')} that other"
-                f" sizes leave of the {_count(devices, 'device')} of pool '{pool}'.",
+                f"{name}.parallelism.{axis}={size} does not divide the {counted(data, 'data-parallel rank')} that other"
+                f" sizes leave of the {counted(devices, 'device')} of pool '{pool}'.",
                 remedy=_divisors(data, "one of"),
             )
 
@@ -142,7 +143,7 @@ def _rollout_errors(config: Experiment) -> Iterator[ConfigError]:
     given = " ".join(f"rollout.parallelism.{axis}={size}" for axis, size in sizes.items() if size > 1)
     if devices % product:
         yield ConfigError(
-            f"{given}: {product} does not divide the {_count(devices, 'device')} of pool '{pool}'.",
+            f"{given}: {product} does not divide the {counted(devices, 'device')} of pool '{pool}'.",
             remedy=_divisors(devices, "sizes whose product is one of"),
         )
 
@@ -152,7 +153,3 @@ def _divisors(number: int, what: str) -> str:
     if number == 1:
         return "Leave these sizes out, or use more devices."
     return f"Use {what}: {', '.join(map(str, divisors(number)))}."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

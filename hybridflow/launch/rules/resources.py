@@ -17,6 +17,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import RoleSpec
 from hybridflow.models.geometry import ModelGeometry, parameter_count
 from hybridflow.models.names.rules import canonical_weights
+from hybridflow.observability.formatting import counted
 from hybridflow.observability.trackers.factory import unknown_trackers
 
 _JOB_COPY = ("runtime_resources", "working_dir_files")
@@ -82,7 +83,7 @@ def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
     checkpoints, size = _further_checkpoints(plan), sum(_saved_bytes(plan, role) for role in plan.roles)
     needed = _LOGS_BYTES + checkpoints * size
     if free < needed:
-        writes = f"{checkpoints} checkpoint{'s' * (checkpoints > 1)} of {_megabytes(size)}" if checkpoints else "logs"
+        writes = f"{counted(checkpoints, 'checkpoint')} of {_megabytes(size)}" if checkpoints else "logs"
         yield ResourceError(
             f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, but the run writes"
             f" {writes}, {_megabytes(needed)} in total before it deletes old ones.",

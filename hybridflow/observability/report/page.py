@@ -53,7 +53,7 @@ def _header(record: RunRecord) -> str:
 
 
 def _sentence(record: RunRecord) -> str:
-    steps = f"{record.last_step} step{'' if record.last_step == 1 else 's'}"
+    steps = formatting.counted(record.last_step, "step")
     took = f" in {formatting.spoken_duration(record.seconds)}" if record.seconds else ""
     return f"{steps}{took}, last updated {record.written:%Y-%m-%d %H:%M}"
 

@@ -28,6 +28,7 @@ from hybridflow.controller.backends.ray.cluster import (
 from hybridflow.controller.backends.ray.placement import Request, too_few_devices
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.errors import HybridflowError, ResourceError
+from hybridflow.observability.formatting import counted
 
 _OF_A_NODE = ("CUDA_VISIBLE_DEVICES", "HOSTNAME")
 """Environment variables that every node sets for itself, as it does those of Ray."""
@@ -80,9 +81,7 @@ class JobCluster:
             "CPU": int(devices.get(DEVICE, devices.get("CPU", 0))),
             "GPU": int(devices.get("GPU", 0)),
         }
-        return f"{address}  " + ", ".join(
-            f"{count} {name}{'s' * (count != 1)}" for name, count in counts.items() if count
-        )
+        return f"{address}  {', '.join(counted(count, name) for name, count in counts.items() if count)}"
 
     def close(self) -> None:
         """Leaves the cluster, which ends all jobs, and stops it if it was started here."""

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -120,18 +120,18 @@ def _dry_run(flags: "CommandLine", console: "Console", on_composed: "OnComposed"
 
 
 def _sweep(flags: "CommandLine", console: "Console") -> int:
+    jobs = None
     with ended_by_signals(_BEFORE_THE_RUN):
-        from hybridflow.launch.multirun import OneAfterAnother, run_sweep
+        from hybridflow.launch.multirun import one_after_another, run_sweep
 
-        executor = OneAfterAnother()
         if flags.jobs == "ray":
             from hybridflow.launch.sweep_jobs import RayJobs
 
-            executor = RayJobs()
-    try:
-        return run_sweep(flags, console, executor)
-    finally:
-        executor.close()
+            jobs = RayJobs()
+    if jobs is None:
+        return run_sweep(flags, console, one_after_another)
+    with closing(jobs):
+        return run_sweep(flags, console, jobs.execute, jobs.device_of)
 
 
 def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:

@@ -5,11 +5,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -33,30 +32,23 @@ from hybridflow.observability.logs import configure_logging
 _RUN_DIR = "trainer.run_dir"
 
 
-class Executor(Protocol):
-    """Executes the runs of a sweep, once all of them are checked."""
+Execute = Callable[[Sequence[SweptRun], Results, Console], int | None]
+"""Executes the runs of a sweep that are not done; returns the number of the signal that stopped the sweep."""
 
-    def device(self, composed: Composed) -> str | None:
-        """The device on which a run will be executed; None if the plan of the run finds it on this machine."""
-        ...
-
-    def execute(self, runs: Sequence[SweptRun], results: Results, console: Console) -> int | None:
-        """Executes the runs that are not done; returns the number of the signal that stopped the sweep."""
-        ...
-
-    def close(self) -> None:
-        """Releases what it holds."""
-        ...
+DeviceOf = Callable[[Composed], str | None]
+"""The device on which a run will be executed; None if the plan of the run finds it on this machine."""
 
 
-def run_sweep(flags: CommandLine, console: Console, executor: Executor) -> int:
+def run_sweep(
+    flags: CommandLine, console: Console, execute: Execute, device_of: DeviceOf = lambda composed: None
+) -> int:
     """Checks all runs of a sweep, then executes those that are not done; returns the exit status of the command.
 
     0 if all are done, 1 if one failed (the others are run), 2 if a run cannot begin (none is), 128 + the number of the
     signal that stopped the sweep.
     """
     faults = Faults(collects=True)
-    runs = _checked(_planned(flags, faults), faults, console, executor)
+    runs = _checked(_planned(flags, faults), faults, console, device_of)
     is_sound = not faults.found
     if flags.dry_run or not is_sound:
         for run in runs if is_sound else []:
@@ -65,7 +57,7 @@ def run_sweep(flags: CommandLine, console: Console, executor: Executor) -> int:
         console.print(Text(f"{verdict}; nothing was started", "bold green" if is_sound else "bold red"))
         return 0 if is_sound else 2
     results = Results(runs)
-    stopped = executor.execute(runs, results, console)
+    stopped = execute(runs, results, console)
     sys.stdout.write("\n".join(results.table_lines()) + "\n")
     sys.stdout.flush()
     console.print(f"  results     {from_here(results.file)}", soft_wrap=True)
@@ -74,25 +66,15 @@ def run_sweep(flags: CommandLine, console: Console, executor: Executor) -> int:
     return 1 if results.left else 0
 
 
-class OneAfterAnother:
-    """Executes the runs of a sweep on this machine, each in a process of its own."""
-
-    def device(self, composed: Composed) -> str | None:
-        """Found by the plan."""
-        return None
-
-    def execute(self, runs: Sequence[SweptRun], results: Results, console: Console) -> int | None:
-        """Executes the runs that are not done; returns the number of the signal that stopped the sweep."""
-        for place, run in enumerate(runs):
-            is_done = place not in results.left
-            head = (f"run {place + 1} of {len(runs)}", "bold")
-            console.print(Text.assemble(head, f"  {run.name}{'  is done' if is_done else ''}"), soft_wrap=True)
-            if not is_done and (stopped := _execute(place, run, results)) is not None:
-                return stopped
-        return None
-
-    def close(self) -> None:
-        """Nothing is held."""
+def one_after_another(runs: Sequence[SweptRun], results: Results, console: Console) -> int | None:
+    """Executes the runs on this machine, each in a process of its own."""
+    for place, run in enumerate(runs):
+        is_done = place not in results.left
+        head = (f"run {place + 1} of {len(runs)}", "bold")
+        console.print(Text.assemble(head, f"  {run.name}{'  is done' if is_done else ''}"), soft_wrap=True)
+        if not is_done and (stopped := _execute(place, run, results)) is not None:
+            return stopped
+    return None
 
 
 def _execute(place: int, run: SweptRun, results: Results) -> int | None:
@@ -152,7 +134,7 @@ def _planned_run(flags: CommandLine, combination: Combination, directory: Path) 
     return SweptRun(combination, directory, tuple(words))
 
 
-def _checked(runs: Sequence[SweptRun], faults: Faults, console: Console, executor: Executor) -> list[SweptRun]:
+def _checked(runs: Sequence[SweptRun], faults: Faults, console: Console, device_of: DeviceOf) -> list[SweptRun]:
     """The runs with their plans, checked as `--dry-run` does; prints each problem once, with the runs that have it."""
     configure_logging(None, logging.ERROR)
     where: dict[str, list[str]] = {}
@@ -160,7 +142,7 @@ def _checked(runs: Sequence[SweptRun], faults: Faults, console: Console, executo
     for run in runs:
         own = Faults(collects=True)
         with own.caught():
-            checked.append(replace(run, plan=_plan(run, own, executor)))
+            checked.append(replace(run, plan=_plan(run, own, device_of)))
         for problem in own.found:
             where.setdefault(problem.message, []).append(run.name)
         faults.add(*own.found, *own.warnings)
@@ -184,7 +166,7 @@ def _described(names: Sequence[str], runs: Sequence[SweptRun]) -> str:
     return "; ".join(names)
 
 
-def _plan(run: SweptRun, faults: Faults, executor: Executor) -> RunPlan | None:
+def _plan(run: SweptRun, faults: Faults, device_of: DeviceOf) -> RunPlan | None:
     """The plan of a run without problems."""
     command, *words = run.words
     flags = parse_command_line(words, program=f"hybridflow {command}", command=known_command(command))
@@ -192,4 +174,4 @@ def _plan(run: SweptRun, faults: Faults, executor: Executor) -> RunPlan | None:
     composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
     if not has_layout or faults.found:
         return None
-    return examine(composed, faults, has_layout=has_layout, device=executor.device(composed)).plan
+    return examine(composed, faults, has_layout=has_layout, device=device_of(composed)).plan

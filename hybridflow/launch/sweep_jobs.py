@@ -51,7 +51,7 @@ class RayJobs:
     def __init__(self) -> None:
         self._cluster = JobCluster()
 
-    def device(self, composed: Composed) -> str | None:
+    def device_of(self, composed: Composed) -> str | None:
         """The device of a run on the cluster; None if the plan of the run finds it."""
         if self._cluster.num_gpus is None or backend_kind(composed.config) is BackendKind.ray:
             return None

@@ -11,8 +11,8 @@ In the order of a row's path:
 
 from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.labeled_responses import load_labeled
-from hybridflow.data.loader import BatchStream, eval_batches
+from hybridflow.data.loader import BatchStream
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 
-__all__ = ["BatchStream", "eval_batches", "load_demonstrations", "load_labeled", "load_preferences", "load_prompts"]
+__all__ = ["BatchStream", "load_demonstrations", "load_labeled", "load_preferences", "load_prompts"]

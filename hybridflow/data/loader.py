@@ -1,7 +1,7 @@
-"""An endless stream of training batches, resumable at any position; batches for evaluation."""
+"""An endless stream of training batches, resumable at any position."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -162,11 +162,3 @@ def _difficulty(part: Batch | StreamedRows, key: str) -> Tensor:
     if isinstance(part, StreamedRows):
         return part.difficulties(key)
     return torch.tensor(part.object(key), dtype=torch.float64)
-
-
-def eval_batches(table: Batch, batch_size: int, *, limit: int | None = None) -> Iterator[Batch]:
-    """The first `limit` rows (all if None) in order, their positions as `uid` [B]; the last batch may be smaller."""
-    rows = len(table) if limit is None else min(limit, len(table))
-    for start in range(0, rows, batch_size):
-        stop = min(start + batch_size, rows)
-        yield table.slice(start, stop).with_columns(rows={"uid": torch.arange(start, stop)})

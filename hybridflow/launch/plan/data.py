@@ -28,7 +28,7 @@ from hybridflow.data.demonstrations import load_demonstrations
 from hybridflow.data.hub import check_splits_named
 from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.length_limits import RowsTooLong
-from hybridflow.data.loader import BatchStream, Rows, eval_batches, training_stream
+from hybridflow.data.loader import BatchStream, Rows, training_stream
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
@@ -297,13 +297,14 @@ def _named(error: HybridflowError, key: str) -> HybridflowError:
 
 
 def _held_out(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Batch | None:
-    """The first rows of the evaluation files."""
+    """The first rows of the evaluation files, with their positions as `uid`."""
     if not plan.is_evaluated:
         return None
     data = plan.config.data
     parts = _parts(plan, EVAL_FILES, data.eval_files, lambda name: read([name], unselected(data), tokenizer))
     table = joined(parts, data.eval_files)
-    return next(iter(eval_batches(table, len(table), limit=data.eval_limit)))
+    rows = min(len(table), data.eval_limit or len(table))
+    return table.slice(0, rows).with_columns(rows={"uid": torch.arange(rows)})
 
 
 def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -> Rows | None:

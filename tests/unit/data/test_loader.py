@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.data import Data
-from hybridflow.data.loader import BatchStream, eval_batches, training_stream
+from hybridflow.data.loader import BatchStream, training_stream
 from hybridflow.data.order import Epochs
 from hybridflow.errors import DataError
 
@@ -72,14 +72,6 @@ def test_a_stream_of_more_rows_goes_on_where_the_position_is_in_their_order():
 def test_a_batch_larger_than_the_data_is_an_error(batch_size):
     with pytest.raises(DataError, match=rf"data.batch_size={batch_size}, but the data has 5 rows.*between 1 and 5"):
         loader(5, batch_size)
-
-
-@pytest.mark.parametrize(("limit", "sizes"), [(None, [4, 4, 1]), (6, [4, 2]), (100, [4, 4, 1]), (3, [3])])
-def test_evaluation_goes_through_the_first_rows_in_order(limit, sizes):
-    batches = list(eval_batches(table(9), 4, limit=limit))
-    assert [len(batch) for batch in batches] == sizes
-    uids = [uid for batch in batches for uid in batch.row("uid").tolist()]
-    assert uids == [row for batch in batches for row in batch.object("answer")] == list(range(sum(sizes)))
 
 
 def stream(**settings):

@@ -242,6 +242,7 @@ def test_options_and_settings_may_be_mixed():
     ("argv", "message", "remedy"),
     [
         (["--dryrun"], "no option --dryrun", "Did you mean '--dry-run'?"),
+        (["--job", "ray"], "no option --job", "Did you mean '--jobs'?"),
         (["--trainer.seed", "3"], "no option", "key=value, without dashes"),
         (["--cfg", "hydra"], "choice", "key=value, without dashes"),
         (["--config-name"], "argument", "key=value, without dashes"),

@@ -81,6 +81,9 @@ def test_held_out_rows_are_measured_and_answered_where_both_can_be(tmp_path):
     assert both.questions is not None and len(both.questions) == 3
     assert both.held_out is not None and "response_ids" in both.held_out
     assert measured.questions is None and measured.held_out is not None
+    config.data.eval_limit = 2
+    first = load_data(config, "sft").held_out
+    assert first is not None and first.row("uid").tolist() == [0, 1] and first.object("prompt") == ["0+1=", "1+1="]
 
 
 def test_prompts_that_nothing_is_to_follow_are_only_answered(tmp_path, caplog):

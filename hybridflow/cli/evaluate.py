@@ -34,7 +34,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "subject", metavar="MODEL_OR_RUN", help="a model (directory or Hub name), a run, or one of its checkpoints"
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the evaluation")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="settings of the evaluation")
     parser.add_argument("--step", type=int, metavar="N", help="the run's checkpoint of this step (default: the newest)")
     parser.add_argument("--dry-run", action="store_true", help="check everything, print all problems, start nothing")
 

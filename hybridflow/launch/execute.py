@@ -117,7 +117,7 @@ def _started(
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
-        is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0
+        is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0 and trainer.total_steps > 0
         with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):
             yield OpenedRun(run, loop)
 

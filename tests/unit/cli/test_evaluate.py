@@ -239,3 +239,24 @@ def test_any_trainer_evaluates_without_training_and_without_training_files(desk,
     assert "evaluation without training" in said and "done  no training steps" in said and "held-out loss" in said
     (row,) = rows_of(desk / "run" / "metrics.jsonl")
     assert row["step"] == 0 and "val-core/calculator/loss" in row
+
+
+def test_ctrl_c_promises_no_checkpoint_of_a_command_that_saves_none(desk, capsys):
+    (desk / "many.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+7="}) + "\n" for n in range(40)))
+    (desk / "rows.py").write_text(
+        "import os, signal\n"
+        "def to_row(row):\n"
+        "    if row['prompt'] == '33+7=' and os.path.exists('out.jsonl.partial'):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return row\n"
+    )
+    words = ["generate", "builtin:calculator", "--prompts", "many.jsonl", "--out", "out.jsonl", *QUICK]
+    main([*words, "data.map=rows.py:to_row", "data.streaming=true", "rollout.max_sequences=2"])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "SIGINT: finishing or abandoning the current step, within 25 s (trainer.stop_seconds)" in said
+
+
+def test_only_the_model_is_required(desk, capsys):
+    with pytest.raises(SystemExit):
+        main(["evaluate"])
+    assert capsys.readouterr().err.rstrip().endswith("required: MODEL_OR_RUN")

@@ -214,7 +214,7 @@ def _run_dir(experiment: Experiment, config_name: str, before: Typed) -> Path:
     """
     wanted = ("trainer.run_dir", "trainer.experiment", "model.path")
     unread = Faults(collects=True)
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in leaves(experiment.settings)}
+    given = {key: str(value) for key, value in leaves(experiment.settings) if isinstance(value, str | Path)}
     typed = before.followed_by(given_settings(given, unread))
     settings = [setting for setting in typed.settings if setting.key in wanted]
     if experiment.objects.get("model") is not None:

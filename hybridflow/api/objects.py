@@ -14,12 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.api.functions import setting_of
 from hybridflow.api.inputs import Inputs
+from hybridflow.config import fields
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.other_names import counterpart
 from hybridflow.config.paths import PREFIX, user_path
 from hybridflow.errors import STRICT, ConfigError, DataError, Faults, HybridflowError
 from hybridflow.launch.compose.overrides import suggestion
-from hybridflow.models.loading import one_line, quiet_transformers
+from hybridflow.models.loading import is_hub_name, one_line, quiet_transformers
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -129,7 +130,11 @@ def _in_words(name: str) -> Iterator[None]:
 
 
 def plain_value(value: object, inputs: Inputs, *, key: str) -> object:
-    """A setting's value as YAML has it: paths and enumerations as text, functions and classes as what names them."""
+    """A setting's value as YAML has it: paths and enumerations as text, functions and classes as what names them.
+
+    Raises `ConfigError` for an object that belongs into an argument, or has no such form.
+    """
+    _check_belongs(value, key)
     match value:
         case Mapping():
             return {str(name): plain_value(item, inputs, key=f"{key}.{name}") for name, item in value.items()}
@@ -141,9 +146,49 @@ def plain_value(value: object, inputs: Inputs, *, key: str) -> object:
             return value.name
         case numpy.generic():
             return value.item()
+        case None | bool() | int() | float() | str():
+            return value
         case _ if callable(value):
             return setting_of(value, inputs, key=key)
-    return value
+    hint = fields.find(key)
+    general = "Settings are texts, numbers, lists, mappings and functions."
+    raise _no_setting(value, key, general if hint is None else f"{key} takes {fields.type_name(hint)}.")
+
+
+def _check_belongs(value: object, key: str) -> None:
+    """Raises `ConfigError` for an object among the settings that belongs into an argument."""
+    if (argument := _argument_of(value, key)) is not None:
+        where = "of run, plan or assemble" if argument == "callbacks" else "(in an Experiment, among its objects)"
+        raise _no_setting(value, key, f"Give it as the argument {argument}= {where}.")
+    if isinstance(value, PreTrainedModel):
+        others = "For another role, save it with save_pretrained, and give the path."
+        raise _no_setting(value, key, f"Give a reference as roles={{'reference': MODEL}}. {others}")
+
+
+def _no_setting(value: object, key: str, remedy: str) -> ConfigError:
+    return ConfigError(f"The setting {key} has a value of type {type(value).__name__}.", remedy=remedy, key=key)
+
+
+def _argument_of(value: object, key: str) -> str | None:
+    """The argument for an object that stands among the settings; None for the value of a setting."""
+    section = key.partition(".")[0]
+    if isinstance(value, PreTrainedTokenizerBase):
+        return "tokenizer"
+    if isinstance(value, PreTrainedModel) and section in ("model", "reward", "roles"):
+        return section
+    if key in (*Objects.__annotations__, "callbacks") and not isinstance(value, Mapping):
+        return key
+    if key.startswith("roles.") and key.count(".") == 1 and not isinstance(value, Mapping):
+        return "roles"
+    if key in ("data.train_files", "data.eval_files") and _are_rows(value):
+        return "eval_data" if "eval" in key else "data"
+    return None
+
+
+def _are_rows(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(isinstance(row, Mapping) for row in value)
+    return isinstance(value, Iterable) and not isinstance(value, str | Path | Mapping)
 
 
 def _under(section: str, settings: Mapping[str, object]) -> dict[str, object]:
@@ -167,9 +212,14 @@ def _model(model: object, inputs: Inputs, tokenizers: Sequence[object], *, argum
             remedy="Save it with its code (register_for_auto_class, save_pretrained), and give its path, with"
             " model.trust_remote_code=true.",
         )
-    if not given:
+    origin = _origin(model)
+    is_gone = origin is not None and not (is_hub_name(origin) or user_path(origin).exists())
+    if not given or (is_gone and given[0] == origin):
+        what = (
+            "was not loaded from a directory" if origin is None else f"was loaded from '{origin}', which is not there"
+        )
         raise ConfigError(
-            f"{argument}= is a model that was not loaded from a directory, and there is no tokenizer=.",
+            f"{argument}= is a model that {what}, and there is no tokenizer=.",
             remedy="Give its tokenizer: tokenizer=AutoTokenizer.from_pretrained(...), or a path.",
         )
     return {"path": _stored(model, "model", inputs), "tokenizer_path": _stored(given[0], "tokenizer", inputs)}
@@ -296,13 +346,15 @@ def _is_model(given: object) -> bool:
 
 def _functions(given: object, inputs: Inputs, *, key: str) -> list[object]:
     several = list(given) if isinstance(given, list | tuple) else [given]
+    found: list[object] = []
     for each in several:
         if not isinstance(each, str) and not callable(each):
             raise ConfigError(
                 f"{key}= has an object of type {type(each).__name__}.",
                 remedy="Give functions, or names as in reward.functions.",
             )
-    return [plain_value(each, inputs, key=key) for each in several]
+        found.append(each if isinstance(each, str) else setting_of(each, inputs, key=key))
+    return found
 
 
 def _roles(roles: object, tokenizer: object, inputs: Inputs) -> dict[str, object]:
@@ -317,7 +369,7 @@ def _roles(roles: object, tokenizer: object, inputs: Inputs) -> dict[str, object
 def _role(role: object, name: str, tokenizer: object, inputs: Inputs) -> dict[str, object]:
     """The settings of a role; a model given as a path or an object is its `model.path`."""
     if _is_model(role):
-        role = {"kind": "reward_model", "model": role}
+        role = {"model": role} | ({} if name == "reference" else {"kind": "reward_model"})
     if not isinstance(role, Mapping):
         return {"kind": "reward_function", "functions": _functions(role, inputs, key=f"roles.{name}")}
     settings = dict(role)

@@ -66,6 +66,17 @@ def check_range(path: str, value: object) -> None:
 
 
 def nearest(path: str) -> str | None:
+    """The known key most similar to an unknown one, or several joined by `or`: also those deeper in the unknown one's
+    section with its last part, if the most similar one has another."""
+    head, _, last = path.rpartition(".")
+    found = _nearest(path)
+    if found is None or not head or _last(found) == last:
+        return found
+    deeper = [key.path for key in keys() if key.path.startswith(f"{head}.") and _last(key.path) == last]
+    return " or ".join([found, *deeper])
+
+
+def _nearest(path: str) -> str | None:
     """The known key most similar to an unknown one: by initials (`lr`), in its section, by whole path, by the words in
     it, by the last part, or because its documentation mentions the last part."""
     head, _, last = path.rpartition(".")

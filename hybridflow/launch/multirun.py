@@ -53,7 +53,8 @@ def run_sweep(
     if flags.dry_run or not is_sound:
         for run in runs if is_sound else []:
             console.print(Text(f"  {run.name}  {from_here(run.run_dir)}"), soft_wrap=True)
-        verdict = f"{len(runs)} runs, no errors found" if is_sound else counted(len(faults.found), "problem")
+        found = f"{counted(len(runs), 'run')}, no errors found"
+        verdict = found if is_sound else counted(len(faults.found), "problem")
         console.print(Text(f"{verdict}; nothing was started", "bold green" if is_sound else "bold red"))
         return 0 if is_sound else 2
     results = Results(runs)

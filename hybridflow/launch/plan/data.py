@@ -132,7 +132,7 @@ def load_data(plan: RunPlan) -> RunData:
     with raised_together() as faults:
         with faults.caught():
             are_files = plan.is_evaluated and data.dataset is None
-            check_splits_named(data.eval_files if are_files else [], key=EVAL_FILES)
+            check_splits_named(data.eval_files if are_files else [], key=eval_files_key(config))
         are_splits_named = not faults.found
         with faults.caught():
             STRICT.check([pair_problems], config, dataflow)
@@ -167,7 +167,7 @@ def file_problems(config: Experiment) -> Iterator[HybridflowError]:
     """Data files that cannot be read, whatever their rows are for; needs no plan and no tokenizer."""
     files = {TRAIN_FILES: config.data.train_files, PRETRAINING_FILES: config.data.pretraining_files}
     if is_evaluated(config):
-        files[EVAL_FILES] = config.data.eval_files
+        files[eval_files_key(config)] = config.data.eval_files
     for key, name in ((key, name) for key, names in files.items() for name in names):
         if config.data.dataset is not None and key != PRETRAINING_FILES:
             continue
@@ -175,6 +175,11 @@ def file_problems(config: Experiment) -> Iterator[HybridflowError]:
             read_table(name)
         except HybridflowError as error:
             yield _named(error, key)
+
+
+def eval_files_key(config: Experiment) -> str:
+    """The name of the held-out files in errors, as typed: the setting, or the option of `hybridflow generate`."""
+    return "--prompts" if config.dataflow == "generate" else EVAL_FILES
 
 
 def pair_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
@@ -301,7 +306,9 @@ def _held_out(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) -
     if not plan.is_evaluated:
         return None
     data = plan.config.data
-    parts = _parts(plan, EVAL_FILES, data.eval_files, lambda name: read([name], unselected(data), tokenizer))
+    parts = _parts(
+        plan, eval_files_key(plan.config), data.eval_files, lambda name: read([name], unselected(data), tokenizer)
+    )
     table = joined(parts, data.eval_files)
     rows = min(len(table), data.eval_limit or len(table))
     return table.slice(0, rows).with_columns(rows={"uid": torch.arange(rows)})
@@ -315,9 +322,8 @@ def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) 
     if plan.dataflow is Generate and plan.config.data.streaming:
         data = replace(unselected(plan.config.data), streaming=True)
         rows = partial(_training_rows, data, tokenizer, read)
-        return JoinedRows(
-            [part for part in _parts(plan, EVAL_FILES, data.eval_files, rows) if isinstance(part, StreamedRows)]
-        )
+        parts = _parts(plan, eval_files_key(plan.config), data.eval_files, rows)
+        return JoinedRows([part for part in parts if isinstance(part, StreamedRows)])
     try:
         return _held_out(plan, read, tokenizer)
     except DataError:

@@ -12,7 +12,7 @@ from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_n
 from hybridflow.dataflows.roles import Policy, TrainableRewardModel, ValueFunction
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import ConfigError
-from hybridflow.launch.plan.data import RunData
+from hybridflow.launch.plan.data import RunData, eval_files_key
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import CRITIC, OWN_NAMES, ROLLOUT, RoleSpec
 from hybridflow.launch.rules.models import per_role, runs_whole
@@ -100,8 +100,9 @@ def evaluation_problems(plan: RunPlan, data: RunData | None) -> Iterator[ConfigE
             mesh = role.generation_mesh
             ranks = role.mesh.axis_size("data") if mesh is None else num_parts(GENERATION, mesh)
             if questions < ranks:
+                key = eval_files_key(plan.config)
                 yield ConfigError(
-                    f"data.eval_files: {questions} prompts cannot be divided over the {ranks} ranks of '{name}'.",
+                    f"{key}: {questions} prompts cannot be divided over the {ranks} ranks of '{name}'.",
                     remedy=f"Give {ranks} prompts or more, or {_fewer_devices(name)}.",
                 )
     for source, rows in Counter(sources).items():

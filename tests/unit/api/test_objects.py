@@ -10,11 +10,12 @@ import numpy
 import pandas
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
+import hybridflow
 from hybridflow.api.functions import setting_of
 from hybridflow.api.inputs import Inputs
-from hybridflow.api.objects import object_settings
+from hybridflow.api.objects import object_settings, plain_value
 from hybridflow.config.user_code import load_member
 from hybridflow.data.sources import read_table
 from hybridflow.errors import ConfigError, Faults, HybridflowError
@@ -87,6 +88,53 @@ def test_what_cannot_be_stored_is_refused_in_words(tmp_path, objects, words):
     with pytest.raises(HybridflowError, match=words) as refused:
         object_settings(objects, Inputs(tmp_path))
     assert refused.value.remedy
+
+
+def toy(origin: str | None = None) -> PreTrainedModel:
+    model = toy_model("llama")
+    if origin is not None:
+        model.config._name_or_path = model.name_or_path = origin
+    return model
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "remedy"),
+    [
+        ({"model": toy()}, "model has a value of type Llama", "the argument model="),
+        ({"model": {"path": toy()}}, "model.path has a value of type Llama", "the argument model="),
+        ({"critic.model.path": toy()}, "critic.model.path has a value of type Llama", "roles={'reference': "),
+        ({"reward.model.path": toy()}, "reward.model.path has a value of type Llama", "the argument reward="),
+        ({"reward": named}, "reward has a value of type function", "the argument reward="),
+        ({"roles": {"style": named}}, "roles.style has a value of type function", "the argument roles="),
+        ({"data": pandas.DataFrame(ROWS)}, "data has a value of type DataFrame", "the argument data="),
+        ({"data.train_files": ROWS}, "data.train_files has a value of type list", "the argument data="),
+        ({"data": {"eval_files": datasets.Dataset.from_list(ROWS)}}, "data.eval_files has a value", "eval_data="),
+        ({"callbacks": [named]}, "callbacks has a value of type list", "callbacks= of run"),
+        ({"trainer.experiment": object()}, "trainer.experiment has a value of type object", "takes text"),
+        ({"trainer.x": object()}, "trainer.x has a value of type object", "Settings are texts, numbers"),
+    ],
+)
+def test_an_object_among_the_settings_leads_to_its_argument(tmp_path, monkeypatch, settings, found, remedy):
+    monkeypatch.chdir(tmp_path)
+    experiment = hybridflow.Experiment("grpo").with_settings(settings)
+    with pytest.raises(ConfigError, match=f"The setting {found}") as refused:
+        experiment.run()
+    assert remedy in refused.value.remedy
+    kept = plain_value({"a": [{"b": 1}], "c": named, "d": None}, Inputs(tmp_path), key="reward.settings.f")
+    assert kept == {"a": [{"b": 1}], "c": f"{__name__}.named", "d": None}
+
+
+@pytest.mark.parametrize("argument", ["model", "reward"])
+def test_a_model_whose_tokenizer_is_nowhere_asks_for_one(tmp_path, argument):
+    for origin, words in (
+        (None, "was not loaded from a directory"),
+        ("/gone", "was loaded from '/gone', which is not"),
+    ):
+        with pytest.raises(
+            ConfigError, match=f"{argument}= is a model that {words}.*there is no tokenizer="
+        ) as refused:
+            object_settings({argument: toy(origin)}, Inputs(tmp_path))
+        assert "AutoTokenizer.from_pretrained" in refused.value.remedy
 
 
 def test_a_setting_and_an_argument_that_stand_for_the_same_are_refused(tmp_path):
@@ -208,6 +256,8 @@ def test_roles_and_rewards_may_be_objects(tmp_path):
     settings = object_settings({"roles": roles, "reward": [named, "exact_match"]}, Inputs(tmp_path))
     assert settings["reward.functions"] == [f"{__name__}.named", "exact_match"]
     assert settings["roles.style"] == {"kind": "reward_function", "functions": [f"{__name__}.named"]}
+    reference = object_settings({"roles": {"reference": tmp_path / "judge"}}, Inputs(tmp_path))
+    assert reference == {"roles.reference": {"model": {"path": str(tmp_path / "judge")}}}
     assert settings["roles.second"] == {
         "kind": "reward_model",
         "model": {"path": str(tmp_path / "judge")},

@@ -205,6 +205,10 @@ def test_several_devices_share_the_prompts_and_either_engine_gives_the_same_gree
         (["evaluate", "."], "'.' holds neither a model (config.json) nor a run (checkpoints)."),
         (["generate", "nowhere/model", "--prompts", "sums.jsonl", "--out", "a.jsonl"], "nowhere/model"),
         (
+            ["generate", "builtin:calculator", "--prompts", "none.jsonl", "--out", "a.jsonl"],
+            "--prompts: No such file or directory: 'none.jsonl'",
+        ),
+        (
             ["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "a.csv"],
             "must end in .jsonl or .parquet",
         ),

@@ -53,6 +53,7 @@ def test_what_is_no_key_is_not_found(path):
         ("algorithm.kl_coef", "algorithm.kl.coefficient"),
         ("reward.headers", "reward.settings"),
         ("trainer.output_dir", "trainer.run_dir"),
+        ("algorithm.loss", "algorithm.policy_loss or algorithm.preference.loss"),
         ("rollout.mode", None),
         ("xyzzy", None),
     ],

@@ -43,6 +43,8 @@ def test_problems_of_data_are_found_too_and_a_sweep_without_problems_is_listed(t
     said = capsys.readouterr().err
     assert "  seed=1  runs/mine-sweep/seed=1\n  seed=2  runs/mine-sweep/seed=2" in said
     assert "2 runs, no errors found; nothing was started" in said
+    assert main_ppo.main(["-m", "--dry-run", *EVALUATION, "trainer.seed=range(1)"]) == 0
+    assert "1 run, no errors found; nothing was started" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -84,19 +84,19 @@ def text_flaw(value: object) -> str | None:
     return None
 
 
-def split_response(prompt: Prompt, response: Response, *, what: str, place: str) -> tuple[Prompt, Response]:
-    """Both in one form: if the response is messages, so is the prompt, and the response does not repeat it."""
-    if isinstance(response, str):
-        return prompt, response[repeated_length(prompt, response) :]
+def split_completion(prompt: Prompt, completion: Response, *, place: str) -> tuple[Prompt, Response]:
+    """Both in one form: if the completion is messages, so is the prompt, and the completion does not repeat it."""
+    if isinstance(completion, str):
+        return prompt, completion[repeated_length(prompt, completion) :]
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    rest = response[len(turns) :] if response[: len(turns)] == turns else response
+    rest = completion[len(turns) :] if completion[: len(turns)] == turns else completion
     if isinstance(prompt, str) and rest and rest[0]["role"] != "assistant":
         raise row_error(
             place,
-            f"has a text as its prompt, and a {what} that begins with the turn of '{rest[0]['role']}'",
+            f"has a text as its prompt, and a completion that begins with the turn of '{rest[0]['role']}'",
             "Begin it with the assistant's turn, or give the prompt as messages.",
         )
-    check_end(rest, what=what, place=place)
+    check_end(rest, what="completion", place=place)
     return turns, rest
 
 

@@ -22,7 +22,7 @@ from hybridflow.data.conversations import (
     row_error,
     rows_without,
     say_repeated,
-    split_response,
+    split_completion,
     text_flaw,
 )
 from hybridflow.data.labeled_responses import labeled_bad
@@ -124,7 +124,7 @@ def recognize_demonstrations(table: Table, config: Data) -> list[PromptCompletio
 def _of_one_form(prompt: Prompt, completion: object, place: str) -> tuple[Prompt, object]:
     """Both as text or both as messages: a text is the user's turn if the completion is a conversation."""
     if isinstance(completion, str | list) and completion and text_flaw(completion) is None:
-        return split_response(prompt, completion, what="completion", place=place)
+        return split_completion(prompt, completion, place=place)
     return prompt, completion
 
 

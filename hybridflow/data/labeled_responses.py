@@ -19,7 +19,7 @@ from hybridflow.data.conversations import (
     response_of,
     rows_without,
     say_repeated,
-    split_response,
+    split_completion,
 )
 from hybridflow.data.length_limits import check_kept, completions_within_limits
 from hybridflow.data.preferences import both_responses, other_columns, recognize_pairs
@@ -115,7 +115,7 @@ def _prompt_completion(
     prompt: Prompt, completion: object, opening: Sequence[Message], config: Data, place: str
 ) -> PromptCompletion:
     response = response_of(completion, what="completion", place=place)
-    prompt, response = split_response(prompt, response, what="completion", place=place)
+    prompt, response = split_completion(prompt, response, place=place)
     return PromptCompletion(as_conversation(prompt, config, opening), response, place)
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.distributed.processes import Processes
 from tests.distributed.runs import Ended, assert_refused, run_here, small_run, steps_of
@@ -120,13 +119,6 @@ def test_a_directory_of_something_else_and_the_current_one_are_left_alone(tmp_pa
         attempt(tmp_path), found, remedy if file == "metrics.jsonl" else f"trainer.run_dir={tmp_path}/run/run"
     )
     assert os.listdir(tmp_path / "run") == [file]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_told(tmp_path):
-    ended = attempt(tmp_path, "trainer.device=cuda")
-    assert_refused(ended, "trainer.device=cuda, but PyTorch finds no CUDA device", "trainer.device=cpu")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -203,7 +203,7 @@ def test_a_value_that_cannot_be_used_leaves_what_the_run_has_without_it(value, i
         (["placement.roles.actor=nopool"], "nopool: there is no such pool"),
         (["roles.x.pool=nopool"], "roles.x.pool=nopool: there is no such pool"),
         (["rollout.engine=vllm", "rollout.parallelism.tensor=3"], "tensor=3: 3 does not divide the 1 device "),
-        (["trainer.device=cuda"], "trainer.device=cuda, but PyTorch finds no CUDA device here"),
+        (["trainer.device=cuda"], "but PyTorch finds no CUDA device here. What to do: Use trainer.device=cpu, or"),
         (["roles.x.functions=[f]"], "roles.x is not a role"),
     ],
     ids=str,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Unpack
 
 from hybridflow.api.callbacks import Callbacks, after_step, check_callbacks
-from hybridflow.api.inputs import Inputs
+from hybridflow.api.inputs import Inputs, removed_if_refused
 from hybridflow.api.objects import Objects, object_settings, plain_value
 from hybridflow.api.planning import Plan, plan_of
 from hybridflow.api.result import Result
@@ -127,7 +127,8 @@ class Experiment:
 
     def run(self, *, callbacks: Callbacks = ()) -> Result:
         """Runs it; see `hybridflow.run`."""
-        return run_composed(*_composed(self, callbacks))
+        with removed_if_refused() as new:
+            return run_composed(*_composed(self, callbacks, new))
 
     def plan(self, *, callbacks: Callbacks = ()) -> Plan:
         """Checks it without starting anything; see `hybridflow.plan`."""
@@ -135,19 +136,22 @@ class Experiment:
 
     def assemble(self, *, callbacks: Callbacks = ()) -> AbstractContextManager[System]:
         """Starts it for a loop of your own; see `hybridflow.assemble`."""
-        return SystemContext(*_composed(self, callbacks))
+        with removed_if_refused() as new:
+            return SystemContext(*_composed(self, callbacks, new))
 
 
-def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = STRICT) -> tuple[str, Typed]:
+def settings_in(
+    experiment: Experiment, folder: Path | None, faults: Faults = STRICT, new: list[Path] | None = None
+) -> tuple[str, Typed]:
     """The trainer's configuration name and the settings of an experiment. Stores its objects in `folder`; None means
-    the run's directory. Adds the problems of objects and settings to `faults`."""
+    the run's directory. Adds the problems of objects and settings to `faults`, and the objects stored to `new`."""
     _check_types(experiment)
     algorithm = experiment.algorithm
     command = _command(algorithm)
     implied = parse_overrides(command.overrides)
     before = Typed(implied.groups, [replace(setting, origin=PYTHON) for setting in implied.settings])
     before = before.followed_by(with_files(experiment.files, [], config_name=command.trainer, faults=faults))
-    inputs = Inputs(folder or _run_dir(experiment, command.trainer, before) / INPUTS_FOLDER)
+    inputs = Inputs(folder or _run_dir(experiment, command.trainer, before) / INPUTS_FOLDER, new)
     settings: dict[str, object] = {}
     if not isinstance(algorithm, str) or is_own(algorithm):
         with faults.caught():
@@ -161,20 +165,20 @@ def settings_in(experiment: Experiment, folder: Path | None, faults: Faults = ST
 
 
 def _composed_in(
-    experiment: Experiment, callbacks: Callbacks, folder: Path | None, faults: Faults
+    experiment: Experiment, callbacks: Callbacks, folder: Path | None, faults: Faults, new: list[Path] | None = None
 ) -> tuple[Composed, bool]:
     """The configuration, with objects stored in a folder, and whether the roles fit on the devices."""
     check_callbacks(callbacks, faults)
-    name, typed = settings_in(experiment, folder, faults)
+    name, typed = settings_in(experiment, folder, faults, new)
     return checked_composition(typed, config_name=name, faults=faults)
 
 
-def _composed(experiment: Experiment, callbacks: Callbacks) -> tuple[Composed, AfterStep]:
-    """The checked configuration, with objects stored in the run's directory, and what calls the callbacks. Raises all
-    problems together."""
+def _composed(experiment: Experiment, callbacks: Callbacks, new: list[Path]) -> tuple[Composed, AfterStep]:
+    """The checked configuration, with objects stored in the run's directory and added to `new`, and what calls the
+    callbacks. Raises all problems together."""
     faults, composed = Faults(collects=True), None
     with faults.caught():
-        composed, _ = _composed_in(experiment, callbacks, None, faults)
+        composed, _ = _composed_in(experiment, callbacks, None, faults, new)
     if composed is None or faults.found:
         raise with_notes(faults.found)
     STRICT.add(*faults.warnings)

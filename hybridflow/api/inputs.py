@@ -6,13 +6,16 @@ resumes notices a different one as it notices a changed file.
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 from hybridflow.elastic.compatibility import file_fingerprint
+from hybridflow.elastic.recovery import INPUTS_FOLDER
 from hybridflow.errors import ResourceError
 from hybridflow.launch.messages import from_here
+from hybridflow.launch.run_directory import CONFIG_FILE
 
 _DIGITS = 12
 
@@ -24,8 +27,9 @@ class Inputs:
     inputs.keep("data.jsonl", lambda path: path.write_text("{}"))     # runs/mine/inputs/5feceb66ffc8/data.jsonl
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, new: list[Path] | None = None) -> None:
+        """Objects that the folder does not have yet are added to `new`."""
+        self._folder, self._new = folder, [] if new is None else new
 
     def keep(self, name: str, write: Callable[[Path], object], *, digest: str | None = None) -> str:
         """Stores an object as the file or directory that `write` makes at a path, and returns its path as text.
@@ -41,6 +45,7 @@ class Inputs:
                 final = self._folder / (digest or _digest_of(partial))[:_DIGITS]
                 if not final.exists():
                     partial.rename(final)
+                    self._new.append(final)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
@@ -49,6 +54,22 @@ class Inputs:
                 remedy="Set trainer.run_dir to a directory you may write to, on a disk with free space.",
             ) from error
         return str(from_here((final / name).absolute()))
+
+
+@contextmanager
+def removed_if_refused() -> Iterator[list[Path]]:
+    """A block that stores objects and adds them to a list, and then runs. If it raises before the run's configuration
+    names an object, the object is removed: the run was refused."""
+    new: list[Path] = []
+    try:
+        yield new
+    except BaseException:
+        for path in new:
+            config = path.parent.parent / CONFIG_FILE
+            named = config.read_text(encoding="utf-8") if config.is_file() else ""
+            if f"{INPUTS_FOLDER}/{path.name}/" not in named:
+                shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def _digest_of(directory: Path) -> str:

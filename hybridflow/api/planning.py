@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybridflow.api.table import Table
+from hybridflow.elastic.recovery import INPUTS_FOLDER
 from hybridflow.errors import Advice, Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine, role_rows, say_examined
@@ -57,4 +58,5 @@ def plan_of(compose: Compose) -> Plan:
         plan = None if found is None else found.plan
         roles = Table([] if plan is None else role_rows(plan))
         say_examined(found, faults, console)
-    return Plan(tuple(faults.found), tuple(faults.warnings), roles, written.getvalue().rstrip("\n"))
+    text = written.getvalue().rstrip("\n").replace(f"{Path(folder)}/", f"{INPUTS_FOLDER}/")
+    return Plan(tuple(faults.found), tuple(faults.warnings), roles, text)

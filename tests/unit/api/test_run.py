@@ -100,11 +100,16 @@ def test_the_same_objects_resume_and_other_objects_are_refused(desk):
 
 def test_a_model_with_other_random_weights_does_not_resume_and_the_error_says_why(desk):
     hybridflow.run("grpo", {**SETTINGS, "trainer.total_steps": 1}, data=ROWS, reward=shorter, **desk)
+    stored = sorted(Path("runs/run/inputs").iterdir())
     with torch.no_grad():
         desk["model"].get_input_embeddings().weight.mul_(2)
     with pytest.raises(CheckpointError, match=r"model\.path was 'runs/run/inputs/.*' and is") as refused:
         hybridflow.run("grpo", SETTINGS, data=ROWS, reward=shorter, **desk)
     assert "torch.manual_seed" in refused.value.remedy
+    assert sorted(Path("runs/run/inputs").iterdir()) == stored, "the refused model is kept"
+    with pytest.raises(hybridflow.HybridflowError):
+        hybridflow.run("grpo", {**SETTINGS, "trainer.experiment": "b", "trainer.sed": 1}, data=ROWS, **desk)
+    assert not any(Path("runs/b/inputs").iterdir())
 
 
 def test_a_callback_sees_each_step_and_ends_the_run(desk):

@@ -143,6 +143,7 @@ def test_a_plan_has_the_roles_and_all_problems_and_leaves_nothing(arguments):
     plan = hybridflow.plan("grpo", QUIET, **arguments)
     assert plan.problems == () and "The run begins at step 1." in plan.text
     assert plan.roles["role"] == ["actor", "rollout", "reward"]
+    assert "\ninputs/" in plan.text and "/data.jsonl rows=" in plan.text, "the plan names its temporary folder"
     wrong = hybridflow.plan("grpo", {**QUIET, "trainer.totl_steps": 3}, **{**arguments, "reward": ["exact_matc", 3]})
     assert [type(problem) for problem in wrong.problems] == [ConfigError] * 2
     assert not list(Path().iterdir()), "a plan has written something"

@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -43,9 +42,31 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
             raise DataError(f"There is no directory '{run_dir}'.", remedy="Give the directory of a run.")
         if any(run_dir.glob("*/metrics.jsonl")):
             read_record(run_dir)  # raises an error that names the runs in it
-    with closing(ReportServer(partial(_page, run_dirs), port=arguments.port)) as server:
+    with closing(ReportServer(WatchedPage(run_dirs), port=arguments.port)) as server:
         console.print(Text.assemble(("watching", "bold"), f"  {server.url}  (Ctrl-C ends it)"), soft_wrap=True)
         Event().wait()
+
+
+class WatchedPage:
+    """The page of some runs, which is made again only if their files have changed, or one was started or has ended.
+
+    page = WatchedPage([Path("runs/calculator")])
+    page()
+    """
+
+    def __init__(self, run_dirs: Sequence[Path]) -> None:
+        self._run_dirs = run_dirs
+        self._made: tuple[object, str] | None = None
+
+    def __call__(self) -> str:
+        from hybridflow.elastic.claim import is_claimed
+        from hybridflow.observability.report.record import stamps
+
+        state = [(is_claimed(run_dir), stamps(run_dir)) for run_dir in self._run_dirs]
+        made = self._made
+        if made is None or made[0] != state:
+            made = self._made = (state, _page(self._run_dirs))
+        return made[1]
 
 
 def _page(run_dirs: Sequence[Path]) -> str:

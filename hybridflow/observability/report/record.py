@@ -11,7 +11,7 @@ from typing import Literal
 
 from hybridflow.errors import Advice, DataError
 from hybridflow.observability import diagnosis
-from hybridflow.observability.ending import Ending, read_ending
+from hybridflow.observability.ending import ENDING_FILE, Ending, read_ending
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.logs import DATA_LOGGERS, LOG_FILE
 from hybridflow.observability.provenance import STARTED
@@ -93,6 +93,19 @@ class RunRecord:
         for step, row in sorted(rows.items()):
             found.update(step, row)
         return found.standing()
+
+
+def stamps(run_dir: Path) -> list[tuple[int, int] | None]:
+    """The times and sizes of the files that `read_record` reads, which tell whether it would read the same again."""
+    found: list[tuple[int, int] | None] = []
+    for name in ("metrics.jsonl", "samples.jsonl", "config.yaml", LOG_FILE, ENDING_FILE):
+        try:
+            status = (run_dir / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_mtime_ns, status.st_size))
+    return found
 
 
 def read_record(run_dir: Path) -> RunRecord:

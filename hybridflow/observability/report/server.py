@@ -32,7 +32,8 @@ _HEADERS = {
 class ReportServer:
     """Serves what `page` returns, at `url` and nowhere else, from construction until `close`.
 
-    It listens at 127.0.0.1 only. No path of a request reaches the file system. Port 0 chooses a free port.
+    It listens at 127.0.0.1 only. The path of a request is compared with that of `url` and names no file: what a request
+    reads is what `page` reads. Port 0 chooses a free port.
 
         with contextlib.closing(ReportServer(page)) as server:
             print(server.url)       # http://127.0.0.1:40123/3xW.../

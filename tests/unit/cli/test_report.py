@@ -11,6 +11,7 @@ from threading import Thread
 
 from hybridflow.cli import report
 from hybridflow.cli.main import main
+from hybridflow.cli.watch import WatchedPage
 from hybridflow.elastic.claim import claim, release
 from hybridflow.observability.ending import Ending, write_ending
 
@@ -64,6 +65,26 @@ def test_several_runs_have_a_comparison_and_one_run_goes_where_it_was_asked(tmp_
     assert (tmp_path / "both.html").read_text() == page
     assert main(["report", str(first), "-o", "nowhere/one.html"]) == 2
     assert "--output=nowhere/one.html cannot be written" in capsys.readouterr().err
+
+
+def test_a_watched_page_is_made_again_only_when_something_has_changed(tmp_path):
+    run_dir = logged(tmp_path / "run")
+    page = WatchedPage([run_dir, tmp_path / "later"])
+    waiting = page()
+    assert "Waiting" in waiting and page() is waiting
+    logged(tmp_path / "later")
+    both = page()
+    assert "2 runs" in both and page() is both
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "critic/score/mean": 9.5}\n')
+    grown = page()
+    assert "9.5" in grown and grown != both and page() is grown
+    claim(run_dir)
+    running = page()
+    assert 'running">running<' in running and page() is running
+    release(run_dir)
+    write_ending(run_dir, Ending("interrupted", "by hand"))
+    assert "by hand" in page()
 
 
 def test_a_comparison_is_written_again_until_all_runs_have_ended(tmp_path, monkeypatch):

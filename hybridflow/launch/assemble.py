@@ -1,6 +1,7 @@
 """Turns a prepared run into a running system; the only file that imports every package."""
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -37,8 +38,9 @@ from hybridflow.rewards.factory import all_need_answers
 
 logger = logging.getLogger(__name__)
 
-_FULL_BATCHES = 4
-"""Sequences of one part of an evaluation, in the number that all devices decode together."""
+_FULL_BATCHES, _PARTS = 4, 10
+"""Most full batches (the sequences that all devices decode together) in one part of an evaluation. A part has one or
+more; it has fewer than the most if there would be fewer than 10 parts."""
 
 
 def assemble(
@@ -126,10 +128,11 @@ def _evaluations(
 
 def _parts(questions: Rows, config: Experiment, devices: int, on_part: OnPart) -> Parts:
     """Parts of equal size that keep the rollout busy and let progress be seen."""
-    sequences = _FULL_BATCHES * devices * (config.rollout.max_sequences or DEFAULT_SEQUENCES)
+    sequences = devices * (config.rollout.max_sequences or DEFAULT_SEQUENCES)
     used = min(len(questions), config.data.eval_limit or len(questions))
-    count = -(-used * config.rollout.eval_samples_per_prompt // sequences)
-    return Parts(questions, count, on_part, limit=used)
+    batches = used * config.rollout.eval_samples_per_prompt / sequences
+    count = max(math.ceil(batches / _FULL_BATCHES), min(int(batches), _PARTS))
+    return Parts(questions, max(1, min(count, used // devices)), on_part, limit=used)
 
 
 def _generate(

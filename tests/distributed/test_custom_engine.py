@@ -58,7 +58,7 @@ def test_a_program_without_a_model_is_trained_on(tmp_path, engine):
         ("class Engine(CustomEngine):\n    pass", "it lacks respond", "write respond()"),
         ("class Engine(CustomEngine):\n    def respond(self, prompts, sampling, *, seeds): ...",
             "cannot be called: got an unexpected keyword argument 'max_response_tokens'", "Write def respond(self"),
-        ("def Engine(): ...", "is a function, not a class", "Name a class"),
+        ("def Engine(): ...", "is of type function, not a class", "Name a class"),
         (SCRIPTED + "    def __init__(self): ...", "Engine() cannot be called with one argument", "CustomEngineSetup"),
     ],
 )  # fmt: skip

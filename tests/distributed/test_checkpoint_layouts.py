@@ -26,6 +26,7 @@ from tests.parity.divided import (
     assert_equal,
     engine_of,
     global_batch,
+    largest_differences,
     loss_of,
     own_rows,
     train,
@@ -124,6 +125,11 @@ def test_a_checkpoint_handed_from_engine_to_engine_stays_the_same_to_the_last_bi
         assert_same_checkpoint(tmp_path / "0", after)
 
 
+def last_steps(trained: Trained) -> Trained:
+    """The part of five steps that a training resumed after the second also has."""
+    return Trained(trained.losses[2:], trained.norms[2:], trained.outputs[2:], trained.weights)
+
+
 BFLOAT16, VALUE = {"dtype": Dtype.bfloat16}, {"kind": "value"}
 
 
@@ -161,14 +167,18 @@ def test_training_goes_on_in_another_layout_as_if_nothing_had_happened(
     case = case_of(toy_dir, architecture, **settings)
     begun = train(laid_out(case, first, steps=2, save_to=tmp_path / "checkpoint"))
     resumed = train(laid_out(case, second, steps=3, first_step=2, resume_from=tmp_path / "checkpoint"))
-    whole = train(laid_out(case, SINGLE))
-    rest = Trained(whole.losses[2:], whole.norms[2:], whole.outputs[2:], whole.weights)
-    assert_equal(resumed, rest, BFLOAT16_TOLERANCE if settings == BFLOAT16 else TOLERANCE)
     if case.kind == "language":
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint" / "huggingface")
         for name, weight in saved.named_parameters():
             if name in begun.weights:  # transformers stacks experts
                 assert torch.equal(weight, begun.weights[name].to(weight.dtype)), name
+    if settings == BFLOAT16:  # rounding separates the layouts themselves, by an amount that depends on the processor
+        whole, other = (last_steps(train(laid_out(case, layout))) for layout in (first, second))
+        apart = largest_differences(whole, other)
+        tolerance = {what: max(limit, 1.5 * apart[what]) for what, limit in BFLOAT16_TOLERANCE.items()}
+    else:
+        whole, tolerance = last_steps(train(laid_out(case, SINGLE))), TOLERANCE
+    assert_equal(resumed, whole, tolerance)
 
 
 def train_on_memory_of_nans(rank: int, case: Case) -> list[float]:

@@ -1,7 +1,7 @@
 """Stop strings and stop tokens end the same responses in both rollout engines, on a small trained model."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -95,8 +95,9 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(stories, st
 
 
 def test_sampled_responses_are_those_without_stop_strings_up_to_the_first(stories):
-    free = responses(stories.generate(Sampling(temperature=0.9, ignore_eos=True)))
-    batch = stories.generate(Sampling(temperature=0.9, ignore_eos=True, stop=[",", "ay"]))
+    likely = Sampling(temperature=0.9, top_k=20, ignore_eos=True)  # rounding may choose between two unlikely tokens
+    free = responses(stories.generate(likely))
+    batch = stories.generate(replace(likely, stop=[",", "ay"]))
     assert responses(batch) == stories.cut(free, [",", "ay"])
     assert len({len(answer) for answer in responses(batch)}) > 3
 

@@ -65,7 +65,7 @@ def test_sums_under_way_during_the_backward_pass_give_the_same_numbers(toy_dir, 
     case = Case(directory, ranks, TrainingEngine.megatron, sizes, settings={"microbatch_tokens": 12, **settings})
     found, expected = ([pickle.loads(each) for each in run_ranks(trained, ranks, case, on)] for on in (True, False))
     for (weights, norms, buckets, early), (plain_weights, plain_norms, _, late) in zip(found, expected, strict=True):
-        assert norms == pytest.approx(plain_norms, rel=1e-6)
+        assert norms == pytest.approx(plain_norms, rel=1e-5)
         assert weights.keys() == plain_weights.keys()
         for name, weight in weights.items():
             assert float((weight - plain_weights[name]).abs().max()) <= 1e-6, name

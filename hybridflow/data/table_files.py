@@ -163,6 +163,8 @@ def _remedy(reason: str) -> str:
         return f"A row has more than {_BLOCK_BYTES >> 20} MB: write JSON lines or Parquet, whose rows may be longer."
     if "UTF8" in reason:
         return "Save the file as UTF-8 (for example: iconv -f LATIN1 -t UTF-8)."
+    if "columns, got" in reason:
+        return "Give every row as many cells as the header; a cell with a comma or a line break must be in quotes."
     return "Write it again, with text in UTF-8 and dates between the years 1 and 9999."
 
 

@@ -176,7 +176,7 @@ def test_a_dataset_of_several_splits_asks_for_one(tmp_path):
         ("blank.jsonl", b"\n \n", "has no rows"),
         ("data.txt", b"a,b\n", "not in a supported format.*.csv, .tsv"),
         ("data.csv", b"a,b\n", "has no rows"),
-        ("data.csv", b"a,b\n1,2,3\n", "not a readable CSV file: .*Expected 2 columns, got 3"),
+        ("data.csv", b"a,b\n1,2,3\n", "not a readable CSV file: .*Expected 2 columns, got 3.*as many cells"),
         ("data.csv", b"a,b\n\xff,2\n", "not a readable CSV file: .*UTF8"),
         ("data.csv", b"a,a\n1,2\n", "several columns are called 'a'.*Rename all but one"),
         ("data.csv", b"a;b\n1;2\n", "has one column, 'a;b': its values are separated by ';'.*with commas"),

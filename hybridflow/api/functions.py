@@ -1,7 +1,8 @@
 """Functions and classes given as objects become settings: a dotted name, or a file that holds a copy of them.
 
-A function that other processes can import is named. Any other (of the main script, a notebook, a closure, a lambda) is
-stored with cloudpickle in a Python file, which is loaded in the same way as a user's `file.py:name`.
+A function of an installed package is named. Any other (of the main script, a notebook, a module of the user's, a
+closure) is stored with cloudpickle in a Python file, together with the functions and values of the user's modules that
+it refers to. The file is loaded in the same way as a user's `file.py:name`, and needs none of these modules.
 """
 
 import base64
@@ -11,81 +12,162 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable
-from types import CodeType, FunctionType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import _lru_cache_wrapper, lru_cache, partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import ClassVar, TypeVar, cast
 
 import cloudpickle
 
 from hybridflow.api.inputs import Inputs
-from hybridflow.config.user_code import FILE_MODULE
+from hybridflow.config.carried_code import imported_modules
 from hybridflow.errors import ConfigError
 
 _MOST_BYTES = 64 << 20
 _TRACKER_ID = re.compile(r"[0-9a-f]{32}")
 
-_FILE = '''"""A copy of `{name}`, made when the run was started from Python. Loading it runs its code."""
+_FILE = '''# {place}
+"""A copy of `{name}`, made when the run was started from Python. Loading it runs its code."""
 
 import base64
+import sys
 
 import cloudpickle
 
+if sys.version_info[:2] != {python}:
+    raise RuntimeError("this copy of a function can be loaded by Python {python[0]}.{python[1]} only")
 {name} = cloudpickle.loads(base64.b85decode({pickled!r}))
 {source}'''
 
 
 def setting_of(function: Callable, inputs: Inputs, *, key: str) -> str:
     """The text that names a function, a class or another callable in the setting `key`."""
-    named = _importable(function)
-    if named is not None:
-        return named
+    if _is_installed(function):
+        return f"{function.__module__}.{function.__qualname__}"
     name = _name_of(function)
     try:
-        pickled, identity = cloudpickle.dumps(function), _identity(function)
+        with _users_modules_by_value():
+            pickled, identity = _bytes_of(_Copy, function), _identity(function)
     except Exception as error:  # objects fail to be pickled in as many ways as there are classes
         raise ConfigError(
             f"{key}: the function {name!r} cannot be pickled for the processes that call it: {type(error).__name__}:"
             f" {error}.",
-            remedy="It must not use open files, locks or connections from outside. Create them inside the function, or"
-            f" move it to a file and name it 'path/file.py:{name}'.",
+            remedy="It is stored with all values that it refers to, which must not be open files, locks or connections."
+            f" Create them inside the function, or {_by_file(function)}.",
         ) from error
     if len(pickled) > _MOST_BYTES:
         raise ConfigError(
             f"{key}: {name!r} takes {len(pickled) >> 20} MiB with everything that it refers to, at most"
             f" {_MOST_BYTES >> 20} MiB.",
-            remedy="Load large objects inside the function, or put it into a file and name it 'path/file.py:function'.",
+            remedy=f"Load large objects inside the function, or {_by_file(function)}.",
         )
-    text = _FILE.format(name=name, pickled=base64.b85encode(pickled).decode(), source=_source_of(function))
+    text = _FILE.format(
+        name=name,
+        place=f"{name}: {_place_of(function)}",
+        python=sys.version_info[:2],
+        pickled=base64.b85encode(pickled).decode(),
+        source=_source_of(function),
+    )
     path = inputs.keep(f"{name}.py", lambda path: path.write_text(text, encoding="utf-8"), digest=identity)
     return f"{path}:{name}"
 
 
-def _importable(function: Callable) -> str | None:
-    """`module.name` or `file.py:name` of a function or class that other processes can import; None for others."""
+def _is_installed(function: Callable) -> bool:
+    """Whether it is a function or class of this package, the standard library or an installed package, at the top of
+    its module, so that other processes can import it by name."""
     if not isinstance(function, FunctionType | type):
-        return None
-    module, name = sys.modules.get(function.__module__), function.__qualname__
-    if module is None or function.__module__ == "__main__" or vars(module).get(name) is not function:
-        return None
-    if function.__module__.startswith(FILE_MODULE):
-        return f"{module.__file__}:{name}"
-    if module.__spec__ is None or importlib.util.find_spec(function.__module__) is None:
-        return None
-    return f"{function.__module__}.{name}"
+        return False
+    module = sys.modules.get(function.__module__)
+    if module is None or vars(module).get(function.__qualname__) is not function:
+        return False
+    if function.__module__ in ("__main__", *imported_modules()) or module.__spec__ is None:
+        return False
+    return importlib.util.find_spec(function.__module__) is not None
+
+
+@contextmanager
+def _users_modules_by_value() -> Iterator[None]:
+    """A block in which cloudpickle copies what is defined in the user's modules instead of naming it."""
+    names = {sys.modules[name].__name__ for name in imported_modules()} & sys.modules.keys()
+    modules = [sys.modules[name] for name in names - cloudpickle.list_registry_pickle_by_value()]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _defined(function: Callable) -> FunctionType | type:
+    """The function or class that a user wrote: of a method, a partial or decorated function, or an object."""
+    while not isinstance(function, FunctionType | type):
+        match function:
+            case partial():
+                function = function.func
+            case MethodType():
+                function = function.__func__
+            case _lru_cache_wrapper():
+                function = function.__wrapped__
+            case _:
+                function = type(function)
+    return function
 
 
 def _name_of(function: Callable) -> str:
-    name = function.__name__ if isinstance(function, FunctionType | type) else type(function).__name__
+    name = _defined(function).__name__
     return name if name.isidentifier() else "function"
+
+
+def _place_of(function: Callable) -> str:
+    """The file and line of a definition, for readers; of a notebook, only that."""
+    try:
+        file, (_, line) = inspect.getsourcefile(_defined(function)), inspect.getsourcelines(_defined(function))
+    except (OSError, TypeError):
+        return "without a source file"
+    return f"{file}, line {line}" if file is not None and Path(file).is_file() else "in a notebook"
+
+
+def _by_file(function: Callable) -> str:
+    """The advice to name a function by its file, which is then imported by each process."""
+    module = sys.modules.get(_defined(function).__module__)
+    if function is not _defined(function) or module is None or module.__name__ not in imported_modules():
+        return f"move it to a file and name it 'path/file.py:{_name_of(function)}'"
+    return f"name it '{module.__file__}:{_name_of(function)}', so that each process imports the file"
 
 
 def _source_of(function: Callable) -> str:
     """The source as comments, for readers of the file; empty if it is unknown."""
     try:
-        source = inspect.getsource(function)
+        source = inspect.getsource(_defined(function))
     except (OSError, TypeError):
         return ""
     return "\n# Its source:\n" + "".join(f"# {line}\n" for line in inspect.cleandoc(source).splitlines())
+
+
+def _module_state(module: ModuleType) -> tuple:
+    """A module of the user's as an empty one that is filled afterwards, since modules refer to one another; others as
+    cloudpickle reduces them."""
+    reduce = cast(Callable[[ModuleType], tuple], cloudpickle.Pickler.dispatch_table[ModuleType])
+    maker, (name, *state) = reduce(module)
+    if not state:
+        return maker, (name,)
+    return ModuleType, (name,), {key: value for key, value in state[0].items() if not key.startswith("__")}
+
+
+class _Copy(cloudpickle.Pickler):
+    """Pickles functions with the user's modules and cached functions that they refer to."""
+
+    dispatch_table: ClassVar = dict(cloudpickle.Pickler.dispatch_table) | {ModuleType: _module_state}
+
+    def reducer_override(self, obj: object):
+        """Reduces a cached function of the user's to the function and an empty cache."""
+        if isinstance(obj, _lru_cache_wrapper):
+            if obj.__module__ in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
+                return lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
+        return super().reducer_override(obj)
 
 
 def _placeless(code: CodeType) -> tuple:
@@ -108,17 +190,21 @@ def _untracked(reduced):
     return maker, tuple("" if found else value for found, value in zip(names, arguments, strict=True)), *state
 
 
-class _Identity(cloudpickle.Pickler):
+class _Identity(_Copy):
     """Pickles equal code to equal bytes, in every process and wherever it is defined."""
 
-    dispatch_table: ClassVar = dict(cloudpickle.Pickler.dispatch_table) | {
+    dispatch_table: ClassVar = dict(_Copy.dispatch_table) | {
         CodeType: _placeless,
         TypeVar: _untracked_variable,
     }
 
     def reducer_override(self, obj: object):
-        """Reduces classes without what differs each time."""
+        """Reduces classes without what differs each time, and functions without the paths of their files."""
         reduced = super().reducer_override(obj)
+        if isinstance(obj, FunctionType) and isinstance(reduced, tuple):
+            _, module, *_ = cast(tuple[CodeType, dict[str, object]], reduced[1])
+            for path in ("__file__", "__path__"):
+                module.pop(path, None)
         return _untracked(reduced) if isinstance(obj, type) else reduced
 
     def persistent_id(self, obj: object) -> object:
@@ -126,8 +212,12 @@ class _Identity(cloudpickle.Pickler):
         return sorted(map(_identity, obj)) if isinstance(obj, set | frozenset) else None
 
 
+def _bytes_of(pickler: type[cloudpickle.Pickler], value: object) -> bytes:
+    written = io.BytesIO()
+    pickler(written).dump(value)
+    return written.getvalue()
+
+
 def _identity(value: object) -> str:
     """A digest of a value; for a function, of its code, defaults, and the values that it refers to."""
-    written = io.BytesIO()
-    _Identity(written).dump(value)
-    return hashlib.sha256(written.getvalue()).hexdigest()
+    return hashlib.sha256(_bytes_of(_Identity, value)).hexdigest()

@@ -4,11 +4,13 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.config.absolute_paths import is_code, written_file
 from hybridflow.config.loop import ResumeChanged
+from hybridflow.config.paths import user_path
 from hybridflow.errors import CheckpointError, raised_together
 
 Fingerprints = Mapping[str, Mapping[str, str]]
@@ -64,8 +66,27 @@ class Change:
         """Whether both values are objects that were given from Python, which are stored in the run's directory."""
         return all(isinstance(value, str) and _STORED.search(value) for value in (self.saved, self.now))
 
+    @property
+    def functions(self) -> list[tuple[str, str]]:
+        """The stored copies, then and now, of functions given from Python that have changed; empty if anything else in
+        the value differs."""
+        saved, now = words_of(self.saved), words_of(self.now)
+        pairs = [(str(was), str(word)) for was, word in zip(saved, now, strict=False) if was != word]
+        are_copies = all(is_code(word) and _STORED.search(word) for pair in pairs for word in pair)
+        return pairs if len(saved) == len(now) and are_copies and _names(saved) == _names(now) else []
+
     def __str__(self) -> str:
         return f"{self.key} was {self.saved!r} and is {self.now!r}"
+
+
+def _place_of(copy: str) -> str:
+    """The file and line of a function, as the first line of its stored copy has them; otherwise the copy itself."""
+    path, _, name = copy.rpartition(":")
+    with suppress(OSError, UnicodeDecodeError), user_path(path).open(encoding="utf-8") as file:
+        written, _, place = file.readline().strip().removeprefix("# ").partition(": ")
+        if written == name:
+            return place
+    return path
 
 
 def words_of(value: object) -> list[object]:
@@ -141,8 +162,8 @@ def check_compatible(
     """
     # A setting that the checkpoint does not have yet counts as unchanged while it is empty.
     changes = [change for change in compare(saved, now) if change.saved or change.now]
-    fixed = [change for change in changes if FIXED.fullmatch(change.key)]
-    inputs = [change for change in changes if change.is_of_inputs and change not in fixed]
+    fixed = [change for change in changes if FIXED.fullmatch(change.key) and not change.functions]
+    inputs = [change for change in changes if change.is_of_inputs and change not in fixed and not change.functions]
     with raised_together() as faults:
         if fixed:
             said = f"The checkpoint was written with other settings: {'; '.join(map(str, fixed))}."
@@ -155,7 +176,18 @@ def check_compatible(
         if inputs and policy is ResumeChanged.refuse:
             said = f"The checkpoint was written with other inputs: {'; '.join(map(str, inputs))}."
             faults.add(CheckpointError(said, remedy=f"Restore them to resume, {_ACCEPT}"))
+        if policy is ResumeChanged.refuse:
+            faults.add(*(_changed_function(change.key, *copies) for change in changes for copies in change.functions))
     return changes
+
+
+def _changed_function(key: str, then: str, now: str) -> CheckpointError:
+    name, copy = now.rpartition(":")[2], then.rpartition(":")[0]
+    return CheckpointError(
+        f"{key}: '{name}' ({_place_of(now)}) has changed since the checkpoint was written: its code, a value that it"
+        " refers to, or the version of Python.",
+        remedy=f"Restore it to resume (its earlier source is in {copy}), {_ACCEPT}",
+    )
 
 
 def file_fingerprint(path: Path) -> str:

@@ -17,9 +17,9 @@ from hybridflow.api.system import System, SystemContext
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import run_dir
 from hybridflow.config.section import leaves
+from hybridflow.config.stored_inputs import INPUTS_FOLDER
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import AfterStep
-from hybridflow.elastic.recovery import INPUTS_FOLDER
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.compose import Composed, compose_run

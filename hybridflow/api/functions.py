@@ -132,10 +132,10 @@ def _place_of(function: Callable) -> str:
 
 def _by_file(function: Callable) -> str:
     """The advice to name a function by its file, which is then imported by each process."""
-    module = sys.modules.get(_defined(function).__module__)
-    if function is not _defined(function) or module is None or module.__name__ not in imported_modules():
-        return f"move it to a file and name it 'path/file.py:{_name_of(function)}'"
-    return f"name it '{module.__file__}:{_name_of(function)}', so that each process imports the file"
+    name, module = _name_of(function), sys.modules.get(_defined(function).__module__)
+    if module is None or module.__name__ not in imported_modules() or vars(module).get(name) is not function:
+        return f"move it to a file and name it 'path/file.py:{name}'"
+    return f"name it '{module.__file__}:{name}', so that each process imports the file"
 
 
 def _source_of(function: Callable) -> str:

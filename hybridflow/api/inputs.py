@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from hybridflow.config.stored_inputs import INPUTS_FOLDER
 from hybridflow.elastic.compatibility import file_fingerprint
-from hybridflow.elastic.recovery import INPUTS_FOLDER
 from hybridflow.errors import ResourceError
 from hybridflow.launch.messages import from_here
 from hybridflow.launch.run_directory import CONFIG_FILE

@@ -11,6 +11,7 @@ from pathlib import Path
 from hybridflow.config.absolute_paths import is_code, written_file
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.config.paths import user_path
+from hybridflow.config.stored_inputs import STORED
 from hybridflow.errors import CheckpointError, raised_together
 
 Fingerprints = Mapping[str, Mapping[str, str]]
@@ -39,9 +40,6 @@ _DIRECTORIES = re.compile(r"\A(?P<prefix>(\w+:)?)[^:?]*/")
 
 _ACCEPT = "accept the changes (trainer.resume_changed=accept), or start over (trainer.resume=never)."
 
-_STORED = re.compile(r"(\A|/)inputs/[0-9a-f]{12}/")
-"""Part of the path of an object that is stored among a run's inputs."""
-
 _WHOLE_BYTES = 4 << 30
 _BLOCK_BYTES = 64 << 10
 _BLOCKS = 4096
@@ -64,7 +62,7 @@ class Change:
     @property
     def is_of_objects(self) -> bool:
         """Whether both values are objects that were given from Python, which are stored in the run's directory."""
-        return all(isinstance(value, str) and _STORED.search(value) for value in (self.saved, self.now))
+        return all(isinstance(value, str) and STORED.fullmatch(value) for value in (self.saved, self.now))
 
     @property
     def functions(self) -> list[tuple[str, str]]:
@@ -72,7 +70,7 @@ class Change:
         the value differs."""
         saved, now = words_of(self.saved), words_of(self.now)
         pairs = [(str(was), str(word)) for was, word in zip(saved, now, strict=False) if was != word]
-        are_copies = all(is_code(word) and _STORED.search(word) for pair in pairs for word in pair)
+        are_copies = all(is_code(word) and STORED.fullmatch(word) for pair in pairs for word in pair)
         return pairs if len(saved) == len(now) and are_copies and _names(saved) == _names(now) else []
 
     def __str__(self) -> str:

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hybridflow.config.model import Dtype
+from hybridflow.config.stored_inputs import found_in
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, steps_below
 from hybridflow.elastic.compatibility import flat
 from hybridflow.elastic.manifest import MANIFEST
@@ -98,16 +99,17 @@ def checkpoint_of(run_dir: Path, step: int | None) -> Checkpoint:
 def _tokenizer_path(checkpoint: Checkpoint, config: Mapping[str, object]) -> object:
     """The path of the run's tokenizer; the run's config.yaml has it in full, a checkpoint only as the user wrote it."""
     written = config.get("model.tokenizer_path")
-    of_run = checkpoint.path.parent.parent / "config.yaml"
-    if not written or not of_run.is_file():
-        return written
-    return flat(yaml.safe_load(of_run.read_text())).get("model.tokenizer_path") or written
+    run_dir = checkpoint.path.parent.parent
+    if written and (of_run := run_dir / "config.yaml").is_file():
+        written = flat(yaml.safe_load(of_run.read_text())).get("model.tokenizer_path") or written
+    return found_in(run_dir, written)
 
 
 def _merge(adapter: Path, target: Path, base_model: str | None, tokenizer: object, trust_remote_code: bool) -> None:
     SavedAdapter.read(adapter)
+    run_dir = adapter.parents[3]  # of run/checkpoints/step_N/role/adapter
     trained_on = json.loads((adapter / CONFIG_FILE).read_text())["base_model_name_or_path"]
-    base = resolve_model_path(base_model or trained_on, key="--base-model")
+    base = resolve_model_path(base_model or str(found_in(run_dir, trained_on)), key="--base-model")
     tokenizer_from = resolve_tokenizer_path(str(tokenizer)) if tokenizer else base
     merged_directory(adapter, base, target, tokenizer_from=tokenizer_from, trust_remote_code=trust_remote_code)
 

@@ -6,13 +6,11 @@ import shutil
 from pathlib import Path
 
 from hybridflow.config.paths import user_path
+from hybridflow.config.stored_inputs import INPUTS_FOLDER
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 
 logger = logging.getLogger(__name__)
-
-INPUTS_FOLDER = "inputs"
-"""Below a run's directory: the objects with which a run was started from Python, stored before it starts."""
 
 _OF_A_RUN = ("checkpoints", "config.yaml", "metrics.jsonl", "run.log")
 

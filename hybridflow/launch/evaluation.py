@@ -13,6 +13,7 @@ from hybridflow.config.derived import run_dir
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import PREFIX
 from hybridflow.config.section import ORIGIN, leaves
+from hybridflow.config.stored_inputs import found_in
 from hybridflow.elastic.export import checkpoint_of, export_model
 from hybridflow.elastic.manifest import MANIFEST
 from hybridflow.engines.training.state_files import MODEL_DIRECTORY
@@ -172,7 +173,7 @@ def _settings_of(run: Path) -> dict[str, object]:
     file = run / CONFIG_FILE
     if not file.is_file():
         return {}
-    flat = dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8"))))
+    flat = {key: found_in(run, value) for key, value in leaves(yaml.safe_load(file.read_text(encoding="utf-8")))}
     model = "actor.model" if flat.get("actor.model.path") else "model"
     found = {f"model.{name}": flat.get(f"{model}.{name}") for name in ("pad_token", "dtype", "trust_remote_code")}
     kept = (

@@ -46,6 +46,7 @@ class Composed:
     - `algorithm.kl.placement`: the estimator that it implies
     - `trainer.total_steps`: the length of a learning-rate schedule
     - `trainer.epochs`: the total steps
+    - `directory of config.yaml`: the directory of a run that continues from its record
     """
 
     config: Experiment

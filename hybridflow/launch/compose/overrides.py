@@ -28,6 +28,9 @@ COMMAND_LINE, PYTHON, RUN_FILE = "command line", "Python", "run file"
 OF_THE_USER = (COMMAND_LINE, PYTHON, RUN_FILE)
 """Origins of settings that the user typed, gave in Python, or has in run files."""
 
+RECORD = "directory of config.yaml"
+"""Origin of `trainer.run_dir` in a run that continues from the `config.yaml` in its directory."""
+
 _QUOTED = re.compile(r"'(?:\\.|[^'\\])*'|\"(?P<double>(?:\\.|[^\"\\])*)\"", re.DOTALL)
 _ESCAPE, _ESCAPES = re.compile(r"\\.", re.DOTALL), {r"\n": "\n", r"\t": "\t"}
 """Escapes within double quotes, which Hydra's grammar does not replace."""
@@ -58,9 +61,11 @@ class Typed:
     """The file and line of each group's choice, if it was not typed."""
 
     def followed_by(self, other: "Typed") -> "Typed":
-        """Both, as if the other had been typed after this one."""
+        """Both, as if the other had been typed after this one. A new experiment does not continue that of a record."""
         places = {group: place for group, place in self.places.items() if group not in other.groups}
-        groups, settings = self.groups | other.groups, [*self.settings, *other.settings]
+        is_named = any(setting.key == "trainer.experiment" for setting in other.settings)
+        before = [setting for setting in self.settings if not (is_named and setting.origin == RECORD)]
+        groups, settings = self.groups | other.groups, [*before, *other.settings]
         return Typed(groups, settings, places=places | dict(other.places))
 
 

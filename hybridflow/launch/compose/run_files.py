@@ -6,7 +6,7 @@
     trainer: {epochs: 3}
 
 A later file wins over an earlier one, a file over those that it extends, and the command line over all files. The
-`config.yaml` of a run is a run file too.
+`config.yaml` of a run is a run file too: in the run's directory, which may have been moved, it continues the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,12 @@ from hybridflow.config import fields
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.config.section import ORIGIN
+from hybridflow.config.stored_inputs import found_in
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.files import file_content, file_nodes
 from hybridflow.launch.compose.overrides import (
     OF_THE_USER,
+    RECORD,
     RUN_FILE,
     Setting,
     Typed,
@@ -36,8 +38,10 @@ from hybridflow.observability.redaction import REDACTED
 
 COMMAND, EXTENDS = "command", "extends"
 
-_COMPUTED = ("device", "trainer.total_steps", "trainer.epochs")
-"""Origins of values in a run's record that a run computes again, for its own device and length."""
+_COMPUTED = ("device", "trainer.total_steps", "trainer.epochs", RECORD)
+"""Origins of values in a run's record that a run computes again, for its own device, length and place."""
+
+_OF_A_RUN = ("checkpoints", "run.log")
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,18 @@ def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
         with faults.caught(), named_place(page.place(COMMAND)):
             own = RunFiles(command=known_command(str(content[COMMAND])), command_place=page.place(COMMAND))
     typed = _typed({name: value for name, value in content.items() if name != COMMAND}, page, faults)
+    if page.is_of_run:
+        settings = [replace(setting, value=found_in(file.parent, setting.value)) for setting in typed.settings]
+        typed = replace(typed, settings=[*settings, *_continued(settings, file.parent.absolute())])
     return _joined(found, replace(own, typed=typed))
+
+
+def _continued(settings: Sequence[Setting], directory: Path) -> list[Setting]:
+    """The directory of a run that its record does not lead to, because it was moved, or the current one is another."""
+    recorded = {setting.key: setting.value for setting in settings}
+    written = recorded.get("trainer.run_dir") or Path("runs", str(recorded.get("trainer.experiment")))
+    is_there = user_path(str(written)).absolute() == directory
+    return [] if is_there else [Setting("trainer.run_dir", str(directory), origin=RECORD)]
 
 
 def _typed(content: Mapping[str, object], page: "_Page", faults: Faults) -> Typed:
@@ -192,6 +207,8 @@ class _Page:
         self._note(file_nodes(file), "")
         self._lines = file.read_text(encoding="utf-8").splitlines()
         self._is_record = any(ORIGIN in line for line in self._lines)
+        self.is_of_run = self._is_record and any((file.parent / name).exists() for name in _OF_A_RUN)
+        """Whether it is the record of a run, in the run's directory."""
 
     def place(self, key: str) -> str:
         """`run.yaml, line 3`; without the line for a key that an alias brings."""

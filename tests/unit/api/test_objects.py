@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import textwrap
 import threading
 
 import datasets
@@ -10,6 +11,7 @@ import numpy
 import pandas
 import pytest
 import torch
+from rich.markup import escape
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import hybridflow
@@ -120,8 +122,9 @@ def test_an_object_among_the_settings_leads_to_its_argument(tmp_path, monkeypatc
     with pytest.raises(ConfigError, match=f"The setting {found}") as refused:
         experiment.run()
     assert remedy in refused.value.remedy
-    kept = plain_value({"a": [{"b": 1}], "c": named, "d": None}, Inputs(tmp_path), key="reward.settings.f")
-    assert kept == {"a": [{"b": 1}], "c": f"{__name__}.named", "d": None}
+    values = {"a": [{"b": 1}], "c": exact_match, "d": None}
+    kept = plain_value(values, Inputs(tmp_path), key="reward.settings.f")
+    assert kept == {**values, "c": "hybridflow.rewards.functions.exact_match.exact_match"}
 
 
 @pytest.mark.parametrize("argument", ["model", "reward"])
@@ -169,13 +172,12 @@ def test_a_path_or_a_name_on_the_hub_is_a_reward_model(tmp_path, monkeypatch):
     assert made["reward.model.tokenizer_path"] == "its/origin"
 
 
-def test_functions_that_can_be_imported_are_named(tmp_path):
+def test_functions_of_installed_packages_are_named(tmp_path):
     inputs = Inputs(tmp_path)
     assert setting_of(exact_match, inputs, key="reward") == "hybridflow.rewards.functions.exact_match.exact_match"
-    (tmp_path / "own.py").write_text("def f(completions):\n    return []\n")
-    setting = f"{tmp_path}/own.py:f"
-    loaded = load_member(setting, key="reward")
-    assert callable(loaded) and setting_of(loaded, inputs, key="reward") == setting
+    assert setting_of(escape, inputs, key="reward") == "rich.markup.escape"
+    assert setting_of(textwrap.dedent, inputs, key="reward") == "textwrap.dedent"
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_functions_are_stored_with_what_they_refer_to(tmp_path):
@@ -254,8 +256,9 @@ def test_a_function_of_the_main_script_has_the_same_name_in_every_process(tmp_pa
 def test_roles_and_rewards_may_be_objects(tmp_path):
     roles = {"style": named, "second": {"kind": "reward_model", "model": tmp_path / "judge", "weights": (1, 2)}}
     settings = object_settings({"roles": roles, "reward": [named, "exact_match"]}, Inputs(tmp_path))
-    assert settings["reward.functions"] == [f"{__name__}.named", "exact_match"]
-    assert settings["roles.style"] == {"kind": "reward_function", "functions": [f"{__name__}.named"]}
+    stored = settings["reward.functions"][0]
+    assert stored.endswith("/named.py:named") and settings["reward.functions"] == [stored, "exact_match"]
+    assert settings["roles.style"] == {"kind": "reward_function", "functions": [stored]}
     reference = object_settings({"roles": {"reference": tmp_path / "judge"}}, Inputs(tmp_path))
     assert reference == {"roles.reference": {"model": {"path": str(tmp_path / "judge")}}}
     assert settings["roles.second"] == {

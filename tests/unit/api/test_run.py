@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import re
 import signal
 import threading
 from dataclasses import replace
@@ -86,9 +87,14 @@ def test_the_same_objects_resume_and_other_objects_are_refused(desk):
     assert again.run_dir == first.run_dir
     assert [row["step"] for row in again.metrics] == [1, 2, 3, 4]
 
-    with pytest.raises(CheckpointError, match=r"reward\.functions was \['runs/run/inputs/.*'\] and is") as refused:
+    changed = (
+        rf"reward\.functions: 'function' \({__file__}, line \d+\) has changed since the checkpoint was written: its"
+    )
+    with pytest.raises(CheckpointError, match=changed) as refused:
         run(ROWS, lambda completion_ids, **columns: [-1.0 for ids in completion_ids], **{"trainer.total_steps": 4})
-    assert "trainer.resume=never" in refused.value.remedy
+    assert "trainer.resume_changed=accept" in refused.value.remedy and "trainer.resume=never" in refused.value.remedy
+    (earlier,) = re.findall(r"its earlier source is in (.*?)\)", refused.value.remedy)
+    assert "float(len(ids))" in Path(earlier).read_text()
     with pytest.raises(CheckpointError, match=r"data\.train_files was"):
         run(ROWS[:10], shorter, **{"trainer.total_steps": 4})
 
@@ -308,3 +314,18 @@ def test_further_settings_replace_only_those_of_the_same_names():
     second = first.with_settings({"trainer": {"seed": 3}, "trainer.experiment": "b"})
     assert second.settings == {"trainer.total_steps": 2, "trainer.seed": 3, "trainer.experiment": "b"}
     assert first.settings["trainer"] == {"total_steps": 2, "experiment": "a"}
+
+
+def test_a_changed_dataflow_class_is_refused_and_may_be_accepted(desk):
+    def run(value: float, **trainer: object) -> hybridflow.Result:
+        class Local(GRPO):
+            def step(self, prompts):
+                return super().step(prompts) | {"own/value": value}
+
+        return hybridflow.run(Local, {**SETTINGS, **trainer}, data=ROWS, reward=shorter, **desk)
+
+    run(1.0)
+    with pytest.raises(CheckpointError, match=r"dataflow: 'Local' \(.*\) has changed since the checkpoint was written"):
+        run(2.0, **{"trainer.total_steps": 4})
+    accepted = run(2.0, **{"trainer.total_steps": 4, "trainer.resume_changed": "accept"})
+    assert accepted.metrics["own/value"] == [1.0, 1.0, 1.0, 2.0]

@@ -1,8 +1,10 @@
 """`hybridflow generate MODEL_OR_RUN --prompts FILE --out FILE`: responses to the prompts of a file."""
 
 import argparse
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -10,11 +12,15 @@ from hybridflow.cli.evaluate import add_subject
 from hybridflow.errors import ConfigError
 from hybridflow.launch.command import ended_by_signals
 
+if TYPE_CHECKING:
+    from hybridflow.launch.compose.compose import Composed
+
 _DESCRIPTION = """Generates responses of a model to the prompts of files, on one device or several, with either rollout
 engine. Writes one row per response: the columns of the prompt's file, the response, its number of tokens, and whether
 it was cut off at data.max_response_tokens. With --by-prompt, a row has all responses to a prompt (responses, as verl's
 main_generation writes them). Rows are written to OUT.partial while responses are generated; after an interruption, the
-same command continues. MODEL_OR_RUN is as in `hybridflow evaluate`; n=SAMPLES is short for
+same command continues. OUT.origin has the settings, prompts and model that they were made with: a file that was made
+with others is not overwritten. MODEL_OR_RUN is as in `hybridflow evaluate`; n=SAMPLES is short for
 rollout.eval_samples_per_prompt. data.streaming=true reads prompts when they are answered."""
 _EXAMPLES = """examples:
   hybridflow generate runs/calculator --prompts prompts.jsonl --out responses.jsonl
@@ -22,6 +28,8 @@ _EXAMPLES = """examples:
   hybridflow generate models/qwen --prompts a.jsonl --prompts b.jsonl --out out.jsonl --token-ids rollout.engine=vllm
 """
 _FORMATS = (".jsonl", ".parquet")
+_NAMES = ("trainer.run_dir", "trainer.experiment")
+"""Settings that name the directory of the run."""
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -51,22 +59,32 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
             remedy="Create it, or use another one.",
         )
     with ended_by_signals():
+        from hybridflow.config.derived import run_dir
         from hybridflow.launch.evaluation import evaluate, subject_of
-        from hybridflow.launch.responses_file import ResponsesFile, settings_of_responses
+        from hybridflow.launch.responses_file import ResponsesFile, origin_of_responses
+        from hybridflow.launch.resume import fingerprints_to_generate
 
-    step = "" if arguments.step is None else f" step {arguments.step}"
     own = {
         "data.eval_files": arguments.prompts,
         "reward.functions": [],
         "reward.weights": [],
         "reward.model.path": None,
-        "trainer.trackers": ["console", "jsonl"],
+        "trainer.trackers": ["console"],
         "dataflow_settings.out": str(out),
-        "dataflow_settings.model": f"{arguments.subject}{step}",
         "dataflow_settings.by_prompt": arguments.by_prompt,
         "dataflow_settings.token_ids": arguments.token_ids,
     }
     file = ResponsesFile(out)
+
+    is_named = any(text.partition("=")[0] in _NAMES for text in arguments.overrides)
+
+    def is_needed(composed: "Composed") -> bool:
+        if file.exists and file.is_whole(origin_of_responses(composed, fingerprints_to_generate(composed))):
+            return False
+        if not (is_named or arguments.dry_run):
+            _remove_directory(run_dir(composed.config), out)
+        return True
+
     with subject_of(arguments.subject, step=arguments.step) as subject:
         done = evaluate(
             subject,
@@ -74,14 +92,34 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
             own,
             command="generate",
             dry_run=arguments.dry_run,
-            check=lambda composed: file.check(settings_of_responses(composed)),
+            check=is_needed,
         )
-    if arguments.dry_run or done.run_dir is None:
+    if done.status == 0 and not done.is_needed:
+        console.print(f"{arguments.out}  has all responses already", soft_wrap=True)
+    if arguments.dry_run or done.run_dir is None or not done.is_needed:
         return done.status
     what = "prompts" if arguments.by_prompt else "responses"
     if done.status == 0:
         console.print(f"{arguments.out}  {file.finish()} {what}", soft_wrap=True)
+        if not is_named:
+            _remove_directory(done.run_dir, out)
     elif rows := file.rows():
         kept = f"{arguments.out}.partial  {rows} {what}; the same command continues after them"
         console.print(kept, soft_wrap=True)
     return done.status
+
+
+def _remove_directory(run_dir: Path, out: Path) -> None:
+    """Removes the directory of a command that wrote this file, or began to: nothing but its log is of use, until the
+    file is whole."""
+    with ended_by_signals():
+        import yaml
+
+        from hybridflow.config.section import leaves
+        from hybridflow.elastic.claim import is_claimed
+        from hybridflow.launch.run_directory import CONFIG_FILE
+
+    config = run_dir / CONFIG_FILE
+    written = dict(leaves(yaml.safe_load(config.read_text(encoding="utf-8")))) if config.is_file() else {}
+    if written.get("dataflow_settings.out") == str(out) and not is_claimed(run_dir):
+        shutil.rmtree(run_dir)

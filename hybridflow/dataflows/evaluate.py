@@ -24,9 +24,6 @@ class Generate(Dataflow):
         out: str = ""
         """File of the responses."""
 
-        model: str = ""
-        """The model or run that was given."""
-
         by_prompt: bool = False
         """Whether a row has all responses to a prompt."""
 

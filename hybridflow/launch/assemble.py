@@ -21,13 +21,12 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.elastic.compatibility import words_of
 from hybridflow.elastic.stopping import Stop
 from hybridflow.launch.plan.data import RunData, with_precomputed
 from hybridflow.launch.plan.dataflow import calling
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.launch.prepare import Prepared
-from hybridflow.launch.responses_file import ResponsesFile, settings_of_responses
+from hybridflow.launch.responses_file import ResponsesFile, origin_of_responses
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.metrics import Metrics
@@ -141,8 +140,7 @@ def _generate(
     """Writes responses to the file of `hybridflow generate`; there are no metrics and no samples."""
     samples = prepared.plan.config.rollout.eval_samples_per_prompt
     composed = prepared.plan.composed
-    prompts = {str(name): prepared.inputs.get(str(name)) for name in words_of(composed.flat()["data.eval_files"])}
-    made_with = settings_of_responses(composed) | {"contents of data.eval_files": prompts}
+    made_with = origin_of_responses(composed, prepared.inputs)
     rows_per_prompt = 1 if settings.by_prompt else samples
     as_rows = partial(
         rows_of_responses, decode=prepared.data.decode, token_ids=settings.token_ids, by_prompt=settings.by_prompt

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from hybridflow.launch.compose.command_line import CommandLine
     from hybridflow.launch.compose.compose import Composed
 
-    OnComposed = Callable[[Composed], None]
+    OnComposed = Callable[[Composed], bool]
+    """Called with a configuration before it is run or examined; returns whether anything is left to do."""
 
 _BEFORE_THE_RUN = "interrupted  before the run began"
 _INTERRUPTED = "\n[bold yellow]interrupted[/]  {}"
@@ -32,13 +33,14 @@ def run_command(
     *,
     command: str,
     program: str | None = None,
-    on_composed: "OnComposed" = lambda composed: None,
+    on_composed: "OnComposed" = lambda composed: True,
 ) -> int:
     """Runs a training command, such as `ppo`, `grpo` or `run`, and returns its exit status.
 
     0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP. A run begins once its
     roles have started and hold their weights, before its first evaluation or step. `on_composed` is called with the
-    configuration of the run before it is started or examined, and may raise `HybridflowError`.
+    configuration of the run before it is started or examined; it returns whether to do that, and may raise
+    `HybridflowError`.
     """
     with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.elastic.stopping import Stop
@@ -70,8 +72,7 @@ def run_command(
                 sys.stdout.write(config_text(composed))
                 return 0
             check_builds()
-            on_composed(composed)
-            return _run(composed, console, stop)
+            return _run(composed, console, stop) if on_composed(composed) else 0
         except HybridflowError as error:
             say_failure(console, error)
             return 2

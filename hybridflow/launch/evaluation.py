@@ -50,6 +50,8 @@ class Evaluated:
 
     status: int
     run_dir: Path | None
+    is_needed: bool = True
+    """Whether anything was left to do."""
 
 
 @contextmanager
@@ -87,12 +89,13 @@ def evaluate(
     *,
     command: str,
     dry_run: bool = False,
-    check: Callable[[Composed], None] = lambda composed: None,
+    check: Callable[[Composed], bool] = lambda composed: True,
 ) -> Evaluated:
     """Runs `dataflow=evaluate` or `generate`: the settings of the subject's run, the command's own, and those typed.
 
     `own` are settings of the command, which those typed (`overrides`) replace; `command` is `evaluate` or `generate`.
-    `check` raises `ConfigError` if the composed settings do not fit the files that the command writes.
+    `check` returns whether anything is left to do; it raises `ConfigError` if the composed settings do not fit the
+    files that the command writes.
     """
     of_run = {
         "dataflow": command,
@@ -111,14 +114,15 @@ def evaluate(
         file.write_text("".join(lines), encoding="utf-8")
         argv = [str(file), *(_in_full(text) for text in overrides)]
         argv += ["--dry-run"] if dry_run else []
-        found: list[Path] = []
+        found: list[tuple[Path, bool]] = []
 
-        def look(composed: Composed) -> None:
-            check(composed)
-            found.append(run_dir(composed.config))
+        def look(composed: Composed) -> bool:
+            found.append((run_dir(composed.config), check(composed)))
+            return found[0][1]
 
         status = run_command(argv, command="ppo", on_composed=look)
-        return Evaluated(status, found[0] if found else None)
+        directory, is_needed = found[0] if found else (None, True)
+        return Evaluated(status, directory, is_needed)
 
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Json]]) -> None:

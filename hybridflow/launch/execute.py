@@ -142,11 +142,12 @@ class _Reporting:
 
     def __init__(self, prepared: Prepared) -> None:
         self._directory = prepared.directory
-        self._has_record = "jsonl" in prepared.plan.config.trainer.trackers
+        config = prepared.plan.config
+        self._has_record = "jsonl" in config.trainer.trackers
         self._next_at = time.monotonic()
         self._earlier = prepared.earlier
         self._witness: Witness | None = None
-        if not self._has_record:
+        if not self._has_record and config.dataflow != "generate":  # which has nothing to report
             logger.warning("no report.html will be written: add jsonl to trainer.trackers")
 
     def begin(self) -> None:

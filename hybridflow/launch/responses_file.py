@@ -11,6 +11,7 @@ from typing import BinaryIO
 import pyarrow
 from pyarrow import parquet
 
+from hybridflow.elastic.compatibility import Fingerprints, words_of
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.observability.full_disk import why_full
@@ -19,14 +20,19 @@ _ROWS_AT_ONCE = 1024
 _OF_RESPONSES = (
     "data.eval_files", "data.eval_limit", "data.max_", "data.truncation", "data.prompt_", "data.answer_key", "data.map",
     "data.dataset", "data.chat_template", "data.system_prompt", "data.as_chat", "rollout.eval_",
-    "rollout.sampling.stop", "dataflow_settings.", "trainer.seed",
+    "rollout.sampling.stop", "model.tokenizer_path", "model.pad_token", "dataflow_settings.by_prompt",
+    "dataflow_settings.token_ids", "trainer.seed",
 )  # fmt: skip
 """Beginnings of the settings on which responses and their rows depend."""
+_PROMPTS, _MODEL = "files of data.eval_files", "files of the model"
 
 
-def settings_of_responses(composed: Composed) -> dict[str, object]:
-    """The settings on which the rows of a file depend, as JSON has them."""
-    found = {key: value for key, value in composed.redacted().items() if key.startswith(_OF_RESPONSES)}
+def origin_of_responses(composed: Composed, inputs: Fingerprints) -> dict[str, object]:
+    """What the rows of a file depend on, as JSON has it: settings, and fingerprints of the prompts and the model."""
+    settings = composed.redacted()
+    found = {key: value for key, value in settings.items() if key.startswith(_OF_RESPONSES)}
+    found[_PROMPTS] = [inputs.get(str(name)) for name in words_of(settings["data.eval_files"])]
+    found[_MODEL] = inputs.get(str(settings["model.path"]))
     return json.loads(json.dumps(found, default=str))
 
 
@@ -34,12 +40,14 @@ def settings_of_responses(composed: Composed) -> dict[str, object]:
 class ResponsesFile:
     """Rows of responses in the order of the prompts, as JSON lines or Parquet.
 
-    Until all are there, they are lines of `OUT.partial`, whose first line has the settings.
+    Until all are there, they are lines of `OUT.partial`, whose first line has their origin: what they were made with.
+    Then `OUT.origin` has it.
 
         file = ResponsesFile(Path("out.jsonl"))
-        with file.opened(settings, rows_per_prompt=1) as opened:  # continues after the rows of an interrupted command
-            opened.write(rows)
-        file.finish()
+        if not file.is_whole(origin):
+            with file.opened(origin, rows_per_prompt=1) as opened:  # continues after the rows of an interrupted command
+                opened.write(rows)
+            file.finish()
     """
 
     out: Path
@@ -49,30 +57,48 @@ class ResponsesFile:
         """The file that is written while responses are generated."""
         return self.out.with_name(f"{self.out.name}.partial")
 
-    def check(self, settings: Mapping[str, object]) -> None:
-        """Raises `ConfigError` if the rows that an interrupted command left were made with other settings."""
-        if not self.partial.is_file():
-            return
-        with self.partial.open("rb") as file:
-            before = _header(file.readline())
+    @property
+    def exists(self) -> bool:
+        """Whether there are responses, all or some."""
+        return self.out.exists() or self.partial.exists()
+
+    @property
+    def _origin(self) -> Path:
+        return self.out.with_name(f"{self.out.name}.origin")
+
+    def is_whole(self, origin: Mapping[str, object]) -> bool:
+        """Whether all responses are there. Raises `ConfigError` if the file, or the rows that an interrupted command
+        left, have another origin or an unknown one."""
+        if not self.out.exists():
+            self._check_partial(origin)
+            return False
+        remedy = "Give another --out, or delete the file."
+        before = _read_origin(self._origin)
         if before is None:
-            return
-        if keys := [key for key, value in settings.items() if before.get(key) != value]:
-            shown = "; ".join(f"{key} was {json.dumps(before.get(key))}" for key in keys[:4])
             raise ConfigError(
-                f"{self.partial} has responses of an interrupted command with other settings: {shown}.",
+                f"{self.out} exists, and without {self._origin.name} it is not known how it was made.", remedy=remedy
+            )
+        if changes := _changes(before, origin):
+            raise ConfigError(f"{self.out} has responses that were made differently: {changes}.", remedy=remedy)
+        return True
+
+    def _check_partial(self, origin: Mapping[str, object]) -> None:
+        before = _read_origin(self.partial)
+        if before is not None and (changes := _changes(before, origin)):
+            raise ConfigError(
+                f"{self.partial} has responses of an interrupted command that were made differently: {changes}.",
                 remedy="Use the same settings to continue it, delete the file to start again, or give another --out.",
             )
 
     @contextmanager
-    def opened(self, settings: Mapping[str, object], *, rows_per_prompt: int) -> Iterator["OpenedResponses"]:
+    def opened(self, origin: Mapping[str, object], *, rows_per_prompt: int) -> Iterator["OpenedResponses"]:
         """The partial file, cut after the last prompt of which all rows are there."""
-        self.check(settings)
+        self._check_partial(origin)
         with _explained(self.partial), self.partial.open("a+b", buffering=0) as file:
             file.seek(0)
             if _header(file.readline()) is None:
                 file.truncate(0)
-                file.write((json.dumps({"settings": settings}, ensure_ascii=False) + "\n").encode())
+                file.write((json.dumps({"origin": origin}, ensure_ascii=False) + "\n").encode())
             end = file.seek(0, 1)
             rows = 0
             for row, line in enumerate(iter(file.readline, b""), start=1):
@@ -91,6 +117,8 @@ class ResponsesFile:
         """Makes the partial file the whole one, and returns its number of rows."""
         whole = self.out.with_name(f"{self.out.name}.whole")
         with _explained(self.out):
+            with self.partial.open("rb") as file:
+                self._origin.write_bytes(file.readline())
             rows = _write_parquet(self._lines, whole) if self.out.suffix == ".parquet" else self._copy(whole)
             whole.replace(self.out)
             self.partial.unlink()
@@ -125,11 +153,31 @@ class OpenedResponses:
             left = left[self.file.write(left) :]
 
 
+def _read_origin(path: Path) -> dict[str, object] | None:
+    """The origin in the first line of a file; None if there is no file, or no whole line."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return _header(file.readline())
+
+
 def _header(line: bytes) -> dict[str, object] | None:
-    """The settings in the first line; None if there is no whole one."""
+    """The origin in the first line; None if there is no whole one."""
     if not line.endswith(b"\n"):
         return None
-    return json.loads(line)["settings"]
+    return json.loads(line).get("origin", {})
+
+
+def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """How two origins differ, in words; empty if they do not."""
+    changed = [key for key in now if before.get(key) != now[key]]
+    said = [
+        f"the {key} have changed"
+        if key in (_PROMPTS, _MODEL)
+        else f"{key} was {json.dumps(before.get(key))} and is {json.dumps(now[key])}"
+        for key in changed[:4]
+    ]
+    return "; ".join(said)
 
 
 def _write_parquet(lines: Callable[[], Iterator[bytes]], path: Path) -> int:

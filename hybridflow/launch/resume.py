@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hybridflow.config.absolute_paths import path_settings, written_file
 from hybridflow.config.carried_code import imported_modules
+from hybridflow.config.data import Data
 from hybridflow.config.loop import ResumeChanged
 from hybridflow.config.paths import PREFIX, builtin_path, is_pattern, user_path
 from hybridflow.config.user_code import FILE_MODULE
@@ -134,15 +135,14 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
 
     A run that is resumed from another copy of its directory is therefore compared with the files in that copy.
     """
-    data, written = plan.config.data, _written(plan.composed)
-    sources = [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
-    found: dict[str, dict[str, _Digest]] = {
-        name: dict(_of_data(name)) for name in sources if data.dataset is None or user_path(name).exists()
-    }
+    data = plan.config.data
+    found = _data_files(
+        data, [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
+    )
     for role in plan.roles:
         model, tokenizer = (None, None) if role.model is None else (role.model.path, role.model.tokenizer_path)
         if model is not None:
-            found[model] = dict(_of_directory(resolve_model_path(model), suffixes=_MODEL_FILES))
+            found[model] = _model_files(model)
         if tokenizer is not None:
             found[tokenizer] = dict(_of_directory(resolve_tokenizer_path(tokenizer), suffixes=_MODEL_FILES))
     texts = [word for value in plan.composed.flat().values() for word in words_of(value) if isinstance(word, str)]
@@ -151,9 +151,30 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
         found[name] = {"": partial(file_fingerprint, user_path(name))}
     for module, path in _modules(texts, [user_path(file).absolute().parent for file in files]).items():
         found[f"module {module}"] = {"": partial(file_fingerprint, path)}
+    return _digested(found, plan.composed)
+
+
+def fingerprints_to_generate(composed: Composed) -> Fingerprints:
+    """The fingerprints of the held-out rows and the model, as in `fingerprints`, for a run that has no plan yet."""
+    data, model = composed.config.data, composed.config.model.path or ""
+    return _digested(_data_files(data, data.eval_files) | {model: _model_files(model)}, composed)
+
+
+def _digested(found: Mapping[str, Mapping[str, _Digest]], composed: Composed) -> Fingerprints:
+    """Fingerprints under the names that the user wrote."""
+    written = _written(composed)
     digests = iter(in_threads(lambda digest: digest(), [each for files in found.values() for each in files.values()]))
     digested = {name: {file: next(digests) for file in files} for name, files in found.items()}
     return {word: files for name, files in digested.items() for word in written.get(name, [name])}
+
+
+def _data_files(data: Data, sources: Iterable[str]) -> dict[str, dict[str, _Digest]]:
+    """The files of sources; those of a data class of the user's only if they are paths."""
+    return {name: dict(_of_data(name)) for name in sources if data.dataset is None or user_path(name).exists()}
+
+
+def _model_files(model: str) -> dict[str, _Digest]:
+    return dict(_of_directory(resolve_model_path(model), suffixes=_MODEL_FILES))
 
 
 def _written(composed: Composed) -> Mapping[str, set[str]]:

@@ -102,8 +102,8 @@ def test_responses_are_written_with_their_token_ids_on_request(desk, capsys):
     for row in rows:
         assert len(row["response_ids"]) == row["tokens"]
         assert tokenizer.decode(row["response_ids"], skip_special_tokens=True) == row["response"]
-    assert {path.name for path in desk.iterdir()} == {"sums.jsonl", "more.jsonl", "out.jsonl", "runs"}
-    assert not rows_of(desk / "runs/generate-calculator/samples.jsonl")
+    names = {"sums.jsonl", "more.jsonl", "out.jsonl", "out.jsonl.origin", "runs"}
+    assert {path.name for path in desk.iterdir()} == names and not list((desk / "runs").iterdir())
 
 
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -168,10 +168,95 @@ def test_an_interrupted_command_keeps_its_responses_and_continues(desk, capsys):
 
     assert main([*words, "--out", "out.jsonl", "data.max_response_tokens=3", "--dry-run"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "with other settings: data.max_response_tokens was " in said and "delete the file to start again" in said
+    assert "made differently: data.max_response_tokens was 8 and is 3" in said and "delete the file to start" in said
+    assert [path.name for path in (desk / "runs").iterdir()] == ["generate-calculator"], "the log of the failure"
     assert main([*words, "--out", "out.jsonl"]) == 0
     assert (desk / "out.jsonl").read_text() == (desk / "whole.jsonl").read_text()
-    assert not partial.exists()
+    assert not partial.exists() and not list((desk / "runs").iterdir())
+
+
+@pytest.fixture
+def answered(desk, capsys, toy_dir: MakeToy):
+    """Responses of a model directory to `sums.jsonl`, and a function that repeats the command and returns what it
+    said."""
+    shutil.copytree(toy_dir(), desk / "model")
+    sizes = ["data.max_prompt_tokens=8", "data.max_response_tokens=4"]
+    words = ["generate", "model", "--prompts", "sums.jsonl", "--out", "out.jsonl", *sizes, *QUICK]
+    assert main(words) == 0
+
+    def again(status: int, *more: str) -> str:
+        before = (desk / "out.jsonl").read_bytes()
+        capsys.readouterr()
+        assert main([*words, *more]) == status
+        assert (desk / "out.jsonl").read_bytes() == before
+        return " ".join(capsys.readouterr().err.split())
+
+    return again
+
+
+def test_a_whole_file_is_not_made_again(answered, desk):
+    said = answered(0)
+    assert "out.jsonl has all responses already" in said and "starting" not in said
+    assert "out.jsonl has all responses already" in answered(0, "trainer.experiment=other", "--dry-run")
+    shutil.copytree(desk / "model", desk / "copy")
+    shutil.rmtree(desk / "model")
+    (desk / "copy").rename(desk / "model")
+    assert "out.jsonl has all responses already" in answered(0), "a copy of the model is the same model"
+
+
+@pytest.mark.parametrize("change", ["setting", "form", "prompts", "model", "origin"])
+def test_a_whole_file_that_was_made_differently_is_not_overwritten(answered, desk, change):
+    words, expected = [], ""
+    match change:
+        case "setting":
+            words, expected = ["data.max_response_tokens=3"], "data.max_response_tokens was 4 and is 3."
+        case "form":
+            words, expected = ["--by-prompt"], "dataflow_settings.by_prompt was false and is true."
+        case "prompts":
+            (desk / "sums.jsonl").write_text('{"prompt": "5+5="}\n')
+            expected = "the files of data.eval_files have changed."
+        case "model":
+            weights = desk / "model/model.safetensors"
+            content = bytearray(weights.read_bytes())
+            content[-1] ^= 1
+            weights.write_bytes(content)
+            expected = "the files of the model have changed."
+        case "origin":
+            (desk / "out.jsonl.origin").unlink()
+            expected = "out.jsonl exists, and without out.jsonl.origin it is not known how it was made."
+    for more in ([], ["--dry-run"]):
+        said = answered(2, *words, *more)
+        assert expected in said and "Give another --out, or delete the file." in said
+    (desk / "out.jsonl").unlink()
+    again = ["generate", "model", "--prompts", "sums.jsonl", "--out", "out.jsonl", "data.max_prompt_tokens=8"]
+    assert main([*again, "data.max_response_tokens=4", *words, *QUICK]) == 0, "it is made again once it is deleted"
+
+
+def test_a_directory_that_the_user_names_is_kept(desk):
+    words = ["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "out.jsonl", *QUICK]
+    assert main([*words, "trainer.run_dir=log"]) == 0
+    assert (desk / "log/run.log").is_file() and not (desk / "log/report.html").exists()
+
+
+def test_another_model_does_not_continue_the_responses_of_an_interrupted_command(desk, capsys, toy_dir: MakeToy):
+    shutil.copytree(toy_dir(), desk / "model")
+    (desk / "rows.py").write_text(
+        "import os\n"
+        "def to_row(row):\n"
+        "    if row['prompt'] == '4+5=' and os.path.exists('out.jsonl.partial'):\n"
+        "        raise RuntimeError('once')\n"
+        "    return row\n"
+    )
+    words = ["generate", "model", "--prompts", "sums.jsonl", "--out", "out.jsonl", "data.map=rows.py:to_row", *QUICK]
+    words += ["data.max_prompt_tokens=8", "data.max_response_tokens=4", "data.streaming=true"]
+    words += ["rollout.max_sequences=1"]
+    assert main(words) == 1 and (desk / "out.jsonl.partial").is_file()
+    config = desk / "model/generation_config.json"
+    config.write_text(config.read_text().replace("{", '{"a": 1, ', 1))
+    capsys.readouterr()
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "interrupted command that were made differently: the files of the model have changed." in said
 
 
 @pytest.mark.ray

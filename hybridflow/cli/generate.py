@@ -28,8 +28,8 @@ _EXAMPLES = """examples:
   hybridflow generate models/qwen --prompts a.jsonl --prompts b.jsonl --out out.jsonl --token-ids rollout.engine=vllm
 """
 _FORMATS = (".jsonl", ".parquet")
-_NAMES = ("trainer.run_dir", "trainer.experiment")
-"""Settings that name the directory of the run."""
+_NAMES = frozenset({"trainer.run_dir", "trainer.experiment"})
+"""Settings that name the directory of the run, which is kept if the user sets one."""
 
 
 def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
@@ -64,32 +64,21 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         from hybridflow.launch.responses_file import ResponsesFile, origin_of_responses
         from hybridflow.launch.resume import fingerprints_to_generate
 
-    own = {
-        "data.eval_files": arguments.prompts,
-        "reward.functions": [],
-        "reward.weights": [],
-        "reward.model.path": None,
-        "trainer.trackers": ["console"],
-        "dataflow_settings.out": str(out),
-        "dataflow_settings.by_prompt": arguments.by_prompt,
-        "dataflow_settings.token_ids": arguments.token_ids,
-    }
-    file = ResponsesFile(out)
-
-    is_named = any(text.partition("=")[0] in _NAMES for text in arguments.overrides)
+    file, unnamed = ResponsesFile(out), list[Path]()
 
     def is_needed(composed: "Composed") -> bool:
         if file.exists and file.is_whole(origin_of_responses(composed, fingerprints_to_generate(composed))):
             return False
-        if not (is_named or arguments.dry_run):
-            _remove_directory(run_dir(composed.config), out)
+        if not (arguments.dry_run or composed.user_keys & _NAMES):
+            unnamed.append(run_dir(composed.config))
+            _remove_directory(unnamed[0], out)
         return True
 
     with subject_of(arguments.subject, step=arguments.step) as subject:
         done = evaluate(
             subject,
             arguments.overrides,
-            own,
+            _own_settings(arguments, out),
             command="generate",
             dry_run=arguments.dry_run,
             check=is_needed,
@@ -101,8 +90,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     what = "prompts" if arguments.by_prompt else "responses"
     if done.status == 0:
         console.print(f"{arguments.out}  {file.finish()} {what}", soft_wrap=True)
-        if not is_named:
-            _remove_directory(done.run_dir, out)
+        if unnamed:
+            _remove_directory(unnamed[0], out)
     elif rows := file.rows():
         kept = f"{arguments.out}.partial  {rows} {what}; the same command continues after them"
         console.print(kept, soft_wrap=True)
@@ -123,3 +112,16 @@ def _remove_directory(run_dir: Path, out: Path) -> None:
     written = dict(leaves(yaml.safe_load(config.read_text(encoding="utf-8")))) if config.is_file() else {}
     if written.get("dataflow_settings.out") == str(out) and not is_claimed(run_dir):
         shutil.rmtree(run_dir)
+
+
+def _own_settings(arguments: argparse.Namespace, out: Path) -> dict[str, object]:
+    return {
+        "data.eval_files": arguments.prompts,
+        "reward.functions": [],
+        "reward.weights": [],
+        "reward.model.path": None,
+        "trainer.trackers": ["console"],
+        "dataflow_settings.out": str(out),
+        "dataflow_settings.by_prompt": arguments.by_prompt,
+        "dataflow_settings.token_ids": arguments.token_ids,
+    }

@@ -232,9 +232,10 @@ def test_a_whole_file_that_was_made_differently_is_not_overwritten(answered, des
     assert main([*again, "data.max_response_tokens=4", *words, *QUICK]) == 0, "it is made again once it is deleted"
 
 
-def test_a_directory_that_the_user_names_is_kept(desk):
+@pytest.mark.parametrize("setting", ["trainer.run_dir=log", "trainer={run_dir: log}"])
+def test_a_directory_that_the_user_names_is_kept(desk, setting):
     words = ["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "out.jsonl", *QUICK]
-    assert main([*words, "trainer.run_dir=log"]) == 0
+    assert main([*words, setting]) == 0
     assert (desk / "log/run.log").is_file() and not (desk / "log/report.html").exists()
 
 

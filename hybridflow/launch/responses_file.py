@@ -28,7 +28,7 @@ _PROMPTS, _MODEL = "files of data.eval_files", "files of the model"
 
 
 def origin_of_responses(composed: Composed, inputs: Fingerprints) -> dict[str, object]:
-    """The settings on which the rows of a file depend, and fingerprints of the prompts and the model, as JSON has them."""
+    """The settings on which the rows of a file depend, and fingerprints of the prompts and the model; as JSON."""
     settings = composed.redacted()
     found = {key: value for key, value in settings.items() if key.startswith(_OF_RESPONSES)}
     found[_PROMPTS] = [inputs.get(str(name)) for name in words_of(settings["data.eval_files"])]

@@ -126,7 +126,7 @@ def test_a_difficulty_must_be_a_finite_number(tmp_path, value):
     written(tmp_path / "a.jsonl", rows)
     with pytest.raises(DataError, match=r"level: row 2 of '.*a.jsonl' has .*, which is not a finite.*data\.filters"):
         read_rows(str(tmp_path / "a.jsonl"), Data(difficulty_key="level"))
-    with pytest.raises(DataError, match=r"data.difficulty_key=levl.*Did you mean 'level'\?"):
+    with pytest.raises(DataError, match=r"data.difficulty_key: .* no column 'levl'.*Did you mean 'level'\?"):
         read_rows(str(tmp_path / "a.jsonl"), Data(difficulty_key="levl"))
 
 

@@ -13,7 +13,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import _lru_cache_wrapper, lru_cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -163,11 +163,17 @@ class _Copy(cloudpickle.Pickler):
     dispatch_table: ClassVar = dict(cloudpickle.Pickler.dispatch_table) | {ModuleType: _module_state}
 
     def reducer_override(self, obj: object):
-        """Reduces a cached function of the user's to the function and an empty cache."""
+        """Reduces a cached function of the user's to the function and an empty cache, and a class with the types that
+        its annotations name: the names are not known where the copy is loaded."""
         if isinstance(obj, _lru_cache_wrapper):
             if obj.__module__ in ("__main__", *cloudpickle.list_registry_pickle_by_value()):
                 return lru_cache(**obj.cache_parameters()), (obj.__wrapped__,)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple) and len(reduced) > 2 and "__annotations__" in vars(obj):
+            members, _ = cast(tuple[dict[str, object], object], reduced[2])
+            with suppress(Exception):  # of the user's annotations, which stay as they are
+                members["__annotations__"] = inspect.get_annotations(obj, eval_str=True)
+        return reduced
 
 
 def _placeless(code: CodeType) -> tuple:

@@ -12,7 +12,10 @@ import pytest
 from tests.architecture.source import ROOT
 
 NEAR = """
+from __future__ import annotations
 import functools
+from dataclasses import dataclass
+from typing import ClassVar, get_type_hints
 import far
 
 FACTOR = 2
@@ -43,6 +46,14 @@ def cached(completions, **columns):
 
 def circular(completions, **columns):
     return [float(far.back(5))]
+
+@dataclass
+class Annotated:
+    limits: ClassVar[dict[str, int]] = {"a": 1}
+    score: float = 2.0
+    def __call__(self, completions, **columns):
+        assert get_type_hints(type(self))["score"] is float
+        return [self.score + self.limits["a"]]
 """
 FAR = """
 import near
@@ -79,7 +90,7 @@ GLOBAL, near.FACTOR, far.OFFSET = 10, 100, 7
 functions = {
     "module": near.reward, "class": near.Scorer(3), "method": near.Scorer(3).negative, "cached": near.cached,
     "partial": partial(near.keyed, key=4), "circular": near.circular, "main": main, "object": Main(),
-    "closure": closure(5.0), "decorated": near.fibonacci,
+    "closure": closure(5.0), "decorated": near.fibonacci, "annotated": near.Annotated(),
 }
 inputs = Inputs(Path(sys.argv[1]))
 print(json.dumps({name: setting_of(function, inputs, key="reward") for name, function in functions.items()}))
@@ -120,7 +131,7 @@ def test_copies_need_none_of_the_users_modules_and_keep_their_globals(project, t
     project.rename(tmp_path / "renamed")
     assert json.loads(python(tmp_path / "elsewhere", "-c", LOADER, json.dumps(settings))) == {
         "module": [307.0], "class": [300.0], "method": [-300.0], "cached": [55.0], "partial": [400.0],
-        "circular": [500.0], "main": [110.0], "object": [10.0], "closure": [5.0], "decorated": 13,
+        "circular": [500.0], "main": [110.0], "object": [10.0], "closure": [5.0], "decorated": 13, "annotated": [3.0],
     }  # fmt: skip
 
 
@@ -138,7 +149,7 @@ def test_only_code_and_values_make_another_function_and_not_its_place(project, t
 def test_a_copy_names_its_place_and_is_not_loaded_by_another_python(project, tmp_path):
     path = stored(project)["module"].rpartition(":")[0]
     text = (project / path).read_text()
-    assert text.startswith(f"# reward: {project}/near.py, line 10\n")
+    assert text.startswith(f"# reward: {project}/near.py, line 13\n")
     assert "# def reward(completions, **columns):" in text
     version = f"({sys.version_info[0]}, {sys.version_info[1]})"
     (tmp_path / "other.py").write_text(text.replace(version, "(3, 0)"))

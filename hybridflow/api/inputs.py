@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from hybridflow.config.stored_inputs import INPUTS_FOLDER
+from hybridflow.config.stored_inputs import names
 from hybridflow.elastic.compatibility import file_fingerprint
 from hybridflow.errors import ResourceError
 from hybridflow.launch.messages import from_here
@@ -66,8 +66,7 @@ def removed_if_refused() -> Iterator[list[Path]]:
     except BaseException:
         for path in new:
             config = path.parent.parent / CONFIG_FILE
-            named = config.read_text(encoding="utf-8") if config.is_file() else ""
-            if f"{INPUTS_FOLDER}/{path.name}/" not in named:
+            if not (config.is_file() and names(config.read_text(encoding="utf-8"), path)):
                 shutil.rmtree(path, ignore_errors=True)
         raise
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybridflow.api.table import Table
-from hybridflow.elastic.recovery import INPUTS_FOLDER
+from hybridflow.config.stored_inputs import INPUTS_FOLDER
 from hybridflow.errors import Advice, Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine, role_rows, say_examined

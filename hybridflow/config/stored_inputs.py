@@ -11,6 +11,11 @@ STORED = re.compile(rf"(?:.*/)?(?P<path>{INPUTS_FOLDER}/[0-9a-f]{{12}}/[^:]+)(?P
 """The path of a stored object, with the name of a function in it."""
 
 
+def names(config: str, folder: Path) -> bool:
+    """Whether the text of a run's configuration names an object that is stored in `inputs/<digest>`, which is `folder`."""
+    return f"{INPUTS_FOLDER}/{folder.name}/" in config
+
+
 def found_in(run_dir: Path, value: object) -> object:
     """A value of a run's configuration with the paths of stored objects in the present directory of the run.
 

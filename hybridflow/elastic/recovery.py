@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from hybridflow.config.paths import user_path
-from hybridflow.config.stored_inputs import INPUTS_FOLDER
+from hybridflow.config.stored_inputs import INPUTS_FOLDER, names
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 
@@ -89,7 +89,7 @@ def keep_inputs(aside: Path, run_dir: Path, config: str) -> None:
     Leaves out those that `config`, the text of the run's configuration, does not name: they belong to other runs.
     """
     for folder in (aside / INPUTS_FOLDER).glob("*"):
-        if f"{INPUTS_FOLDER}/{folder.name}/" in config:
+        if names(config, folder):
             shutil.copytree(folder, run_dir / INPUTS_FOLDER / folder.name, copy_function=_linked, dirs_exist_ok=True)
 
 

@@ -132,7 +132,7 @@ def _in_words(name: str) -> Iterator[None]:
 def plain_value(value: object, inputs: Inputs, *, key: str) -> object:
     """A setting's value as YAML has it: paths and enumerations as text, functions and classes as what names them.
 
-    Raises `ConfigError` for an object that belongs into an argument, or has no such form.
+    Raises `ConfigError` for an object that belongs in an argument, or has no such form.
     """
     _check_belongs(value, key)
     match value:
@@ -156,7 +156,7 @@ def plain_value(value: object, inputs: Inputs, *, key: str) -> object:
 
 
 def _check_belongs(value: object, key: str) -> None:
-    """Raises `ConfigError` for an object among the settings that belongs into an argument."""
+    """Raises `ConfigError` for an object among the settings that belongs in an argument."""
     if (argument := _argument_of(value, key)) is not None:
         where = "of run, plan or assemble" if argument == "callbacks" else "(in an Experiment, among its objects)"
         raise _no_setting(value, key, f"Give it as the argument {argument}= {where}.")

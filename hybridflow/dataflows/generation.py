@@ -49,8 +49,8 @@ def rows_of_responses(
     """A row for each response, or for each prompt with lists of its responses.
 
     `prompts` has the columns of its file as `written`; one that has the name of a generated column is called
-    `given_<name>`. The text that the model read, without special tokens, is
-    `prompt_text`, unless it is the prompt itself.
+    `given_<name>`. The text that the model read, without special tokens, is `prompt_text`, unless it is the prompt
+    itself.
     """
     ids = answered.tokens("response_ids")
     texts, cut = decode(ids), answered.row("truncated").tolist()

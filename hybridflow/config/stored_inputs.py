@@ -12,7 +12,7 @@ STORED = re.compile(rf"(?:.*/)?(?P<path>{INPUTS_FOLDER}/[0-9a-f]{{12}}/[^:]+)(?P
 
 
 def names(config: str, folder: Path) -> bool:
-    """Whether the text of a run's configuration names an object that is stored in `inputs/<digest>`, which is `folder`."""
+    """Whether the text of a run's configuration names an object in a folder `inputs/<digest>`."""
     return f"{INPUTS_FOLDER}/{folder.name}/" in config
 
 

@@ -38,8 +38,8 @@ from hybridflow.rewards.factory import all_need_answers
 logger = logging.getLogger(__name__)
 
 _FULL_BATCHES, _PARTS = 4, 10
-"""The maximum number of full batches (the sequences that all devices decode together) per part of an evaluation, and the
-number of parts into which a smaller evaluation is divided, if each of them has a full batch."""
+"""The maximum number of full batches (the sequences that all devices decode together) per part of an evaluation, and
+the number of parts into which a smaller evaluation is divided, if each of them has a full batch."""
 
 
 def assemble(

@@ -25,6 +25,14 @@ def desk(tmp_path, monkeypatch):
     return tmp_path
 
 
+def write_trap(desk: Path, *actions: str) -> None:
+    """Writes `many.jsonl`, and a map for it that takes actions at a row of the last part, once responses are there."""
+    (desk / "many.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+7="}) + "\n" for n in range(40)))
+    head = "def to_row(row):\n    if row['prompt'] == '33+7=' and os.path.exists('out.jsonl.partial'):\n"
+    body = "".join(f"        {action}\n" for action in actions)
+    (desk / "rows.py").write_text(f"import os, signal\n{head}{body}    return row\n")
+
+
 def rows_of(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -145,14 +153,8 @@ def test_rows_of_prompts_are_not_counted_as_responses(desk, capsys):
 
 def test_an_interrupted_command_keeps_its_responses_and_continues(desk, capsys):
     """A row in the last part of prompts ends the command; half a row is there as if the process had been killed."""
-    (desk / "many.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+7="}) + "\n" for n in range(40)))
-    (desk / "rows.py").write_text(
-        "import os\n"
-        "def to_row(row):\n"
-        "    if row['prompt'] == '33+7=' and os.path.exists('out.jsonl.partial') and not os.path.exists('sent'):\n"
-        "        open('sent', 'w').close()\n"
-        "        raise RuntimeError('once')\n"
-        "    return row\n"
+    write_trap(
+        desk, "if not os.path.exists('sent'):", "    open('sent', 'w').close()", "    raise RuntimeError('once')"
     )
     words = ["generate", "builtin:calculator", "--prompts", "many.jsonl", "n=2", "data.map=rows.py:to_row", *QUICK]
     words += ["rollout.eval_sampling.temperature=1", "rollout.max_sequences=2", "data.streaming=true"]
@@ -332,14 +334,7 @@ def test_any_trainer_evaluates_without_training_and_without_training_files(desk,
 
 
 def test_ctrl_c_promises_no_checkpoint_of_a_command_that_saves_none(desk, capsys):
-    (desk / "many.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+7="}) + "\n" for n in range(40)))
-    (desk / "rows.py").write_text(
-        "import os, signal\n"
-        "def to_row(row):\n"
-        "    if row['prompt'] == '33+7=' and os.path.exists('out.jsonl.partial'):\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "    return row\n"
-    )
+    write_trap(desk, "os.kill(os.getpid(), signal.SIGINT)")
     words = ["generate", "builtin:calculator", "--prompts", "many.jsonl", "--out", "out.jsonl", *QUICK]
     main([*words, "data.map=rows.py:to_row", "data.streaming=true", "rollout.max_sequences=2"])
     said = " ".join(capsys.readouterr().err.split())

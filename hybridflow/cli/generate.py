@@ -27,6 +27,8 @@ _EXAMPLES = """examples:
   hybridflow generate models/qwen --prompts questions.parquet --out responses.parquet --by-prompt n=4 data.as_chat=true
   hybridflow generate models/qwen --prompts a.jsonl --prompts b.jsonl --out out.jsonl --token-ids rollout.engine=vllm
 """
+_STOP_SECONDS = 1.0
+"""After Ctrl-C, there is no step to finish and no checkpoint to save: the same command continues the file."""
 _FORMATS = (".jsonl", ".parquet")
 _NAMES = frozenset({"trainer.run_dir", "trainer.experiment"})
 """Settings that name the directory of the run, which is kept if the user sets one."""
@@ -121,6 +123,7 @@ def _own_settings(arguments: argparse.Namespace, out: Path) -> dict[str, object]
         "reward.weights": [],
         "reward.model.path": None,
         "trainer.trackers": ["console"],
+        "trainer.stop_seconds": _STOP_SECONDS,
         "dataflow_settings.out": str(out),
         "dataflow_settings.by_prompt": arguments.by_prompt,
         "dataflow_settings.token_ids": arguments.token_ids,

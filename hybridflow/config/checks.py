@@ -67,7 +67,9 @@ def _input_errors(config: Experiment) -> Iterator[ConfigError]:
             "trainer.total_steps=0 only evaluates the model, but trainer.eval_every=0."
             if has_files
             else "There are no rows to evaluate: data.eval_files is empty.",
-            remedy="Leave trainer.eval_every out." if has_files else "Give files: data.eval_files=[FILE].",
+            remedy="Leave trainer.eval_every out."
+            if has_files
+            else "Give files: data.eval_files=[FILE], or data=FILE of hybridflow evaluate.",
             among=["trainer.total_steps", "data.eval_files", "trainer.eval_every"],
         )
     for section, role in {"reward": config.reward, **{f"roles.{n}": r for n, r in config.roles.items()}}.items():

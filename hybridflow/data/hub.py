@@ -67,11 +67,12 @@ def check_splits_named(files: Sequence[str], *, key: str) -> None:
     for name in files:
         found = hub_name(name)
         if found is not None and found.split is None:
-            config = f"config={found.config}&" if found.config else ""
+            named = f"{found.path}?{f'config={found.config}&' if found.config else ''}split=test"
+            typed = f"{key} '{named}'" if key.startswith("--") else f"'{key}=[\"{named}\"]'"
             raise ConfigError(
                 f"{key}: '{name}' is read as a Hugging Face dataset because no such file exists, but no split is given"
                 " for evaluation.",
-                remedy=f"Add the split: '{key}=[\"{found.path}?{config}split=test\"]'; or correct the path.",
+                remedy=f"Add the split: {typed}; or correct the path.",
             )
 
 

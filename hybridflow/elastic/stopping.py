@@ -171,10 +171,10 @@ class Stop:
 
     def _look(self, asked: signal.Signals, seconds: float) -> None:
         """Logs the stop, which a signal handler must not do; then has the main thread run `check` regularly."""
+        work = "finishing or abandoning the current step, then saving a checkpoint," if self._saves else "stopping"
         logger.warning(
-            "%s: finishing or abandoning the current step%s, within %g s (trainer.stop_seconds); a second signal stops"
-            " immediately.", asked.name, ", then saving a checkpoint" if self._saves else "", seconds,
-        )  # fmt: skip
+            "%s: %s within %g s (trainer.stop_seconds); a second signal stops immediately.", asked.name, work, seconds
+        )
         main = threading.main_thread().ident
         while self._in_process and self._seconds is not None and main is not None:
             time.sleep(_LOOK_SECONDS)

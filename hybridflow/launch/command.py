@@ -184,7 +184,7 @@ def _say_start(composed: "Composed", console: "Console") -> None:
     if config.trainer.epochs is not None:
         length = f"{config.trainer.epochs:g} epoch{'' if config.trainer.epochs == 1 else 's'}"
     if not config.trainer.total_steps:
-        length = "evaluation without training"
+        length = "without training"
     what = f"{config.dataflow.rpartition('/')[2]}  {config.trainer.experiment}  {length}"
     console.print(Text.assemble(("starting", "bold"), f"  {what}"), soft_wrap=True)
 

@@ -20,7 +20,7 @@ from hybridflow.launch.prepare import Prepared
 from hybridflow.observability.ending import Ending, forget_ending, read_ending, write_ending
 from hybridflow.observability.logs import LOG_FILE, log_to_file
 from hybridflow.observability.performance import StageTimers
-from hybridflow.observability.progress import Progress
+from hybridflow.observability.progress import EVALUATING, Progress
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.report import write_report
 from hybridflow.observability.trackers.factory import make_trackers
@@ -78,9 +78,9 @@ def opened_run(
             if not reporting.leave(ending):
                 reporting.end(ending)
             raise
-        outcome, directory = opened.loop.outcome, prepared.directory
-        trainer = prepared.plan.config.trainer
-        ending = ending_of(outcome, directory, trainer.resume, trains=trainer.total_steps > 0)
+        outcome, directory, plan = opened.loop.outcome, prepared.directory, prepared.plan
+        trainer, work = plan.config.trainer, "generation of responses" if plan.only_generates else "evaluation"
+        ending = ending_of(outcome, directory, trainer.resume, work="" if trainer.total_steps else work)
         report = reporting.end(ending)
         opened.finished = Finished(outcome, ending, directory, report, opened.loop.first_evaluation)
 
@@ -92,7 +92,8 @@ def _started(
     trainer, checkpoint = prepared.plan.config.trainer, prepared.checkpoint
     with ExitStack() as stack:
         start = checkpoint.step if checkpoint else 0
-        progress = Progress(trainer.total_steps, start_step=start, console=console)
+        words = "generating responses to {} prompts" if prepared.plan.only_generates else EVALUATING
+        progress = Progress(trainer.total_steps, start_step=start, evaluating=words, console=console)
         timers = StageTimers(on_stage=progress.stage, on_part=progress.part)
         tracked = TrackedRun(
             prepared.directory,
@@ -142,12 +143,11 @@ class _Reporting:
 
     def __init__(self, prepared: Prepared) -> None:
         self._directory = prepared.directory
-        config = prepared.plan.config
-        self._has_record = "jsonl" in config.trainer.trackers
+        self._has_record = "jsonl" in prepared.plan.config.trainer.trackers
         self._next_at = time.monotonic()
         self._earlier = prepared.earlier
         self._witness: Witness | None = None
-        if not self._has_record and config.dataflow != "generate":  # which has nothing to report
+        if not self._has_record and not prepared.plan.only_generates:  # which has nothing to report
             logger.warning("no report.html will be written: add jsonl to trainer.trackers")
 
     def begin(self) -> None:

@@ -102,13 +102,13 @@ def say_restored(run_dir: Path, console: Console) -> None:
     console.print(f"  run_dir     {from_here(run_dir)}  (the earlier run in it is unchanged)", soft_wrap=True)
 
 
-def ending_of(outcome: "Outcome", run_dir: Path, resume: str, *, trains: bool = True) -> Ending:
-    """How a run ended that raised no error, beginning with the saved step if it trains."""
+def ending_of(outcome: "Outcome", run_dir: Path, resume: str, *, work: str = "") -> Ending:
+    """How a run ended that raised no error, beginning with the saved step; `work`: what it did without training."""
     stopped, steps = outcome.stopped, formatting.counted(outcome.steps, "step")
     if stopped is None:
-        return Ending("done", steps if outcome.steps else "no training steps")
-    if not trains:
-        return Ending("interrupted", f"before all responses were generated ({stopped.by})")
+        return Ending("done", work or steps)
+    if work:
+        return Ending("interrupted", f"before the end of the {work} ({stopped.by})")
     saved, path = stopped.saved_step, outcome.checkpoint
     if path is None or not CheckpointStore(run_dir).is_own(path):  # none, or the one that the run resumed from
         next_start = nothing_saved(resume)

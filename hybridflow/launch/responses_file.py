@@ -24,15 +24,21 @@ _OF_RESPONSES = (
     "dataflow_settings.token_ids", "trainer.seed",
 )  # fmt: skip
 """Beginnings of the settings on which responses and their rows depend."""
-_PROMPTS, _MODEL = "files of data.eval_files", "files of the model"
+_PROMPTS, _MODEL = "files of --prompts", "files of the model"
+_OPTIONS = {f"dataflow_settings.{name}": f"--{name.replace('_', '-')}" for name in ("by_prompt", "token_ids")}
+_OPTIONS["data.eval_files"] = "--prompts"
 
 
 def origin_of_responses(composed: Composed, inputs: Fingerprints) -> dict[str, object]:
-    """The settings on which the rows of a file depend, and fingerprints of the prompts and the model; as JSON."""
+    """The settings on which the rows of a file depend, and fingerprints of the prompts, the model and the other files,
+    such as that of `data.map`; as JSON."""
     settings = composed.redacted()
-    found = {key: value for key, value in settings.items() if key.startswith(_OF_RESPONSES)}
-    found[_PROMPTS] = [inputs.get(str(name)) for name in words_of(settings["data.eval_files"])]
-    found[_MODEL] = inputs.get(str(settings["model.path"]))
+    found = {_OPTIONS.get(key, key): value for key, value in settings.items() if key.startswith(_OF_RESPONSES)}
+    prompts, model = [str(name) for name in words_of(settings["data.eval_files"])], str(settings["model.path"])
+    found[_PROMPTS] = [inputs.get(name) for name in prompts]
+    found[_MODEL] = inputs.get(model)
+    others = [name for name in inputs if name not in (*prompts, model) and not name.startswith("module ")]
+    found |= {f"file {name}": inputs[name] for name in sorted(others)}
     return json.loads(json.dumps(found, default=str))
 
 
@@ -172,8 +178,8 @@ def _changes(before: Mapping[str, object], now: Mapping[str, object]) -> str:
     """How two origins differ, in words; empty if they do not."""
     changed = [key for key in now if before.get(key) != now[key]]
     said = [
-        f"the {key} have changed"
-        if key in (_PROMPTS, _MODEL)
+        f"the {key} {'has' if key.startswith('file ') else 'have'} changed"
+        if key.startswith("file")
         else f"{key} was {json.dumps(before.get(key))} and is {json.dumps(now[key])}"
         for key in changed[:4]
     ]

@@ -135,29 +135,24 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
 
     A run that is resumed from another copy of its directory is therefore compared with the files in that copy.
     """
-    data = plan.config.data
-    found = _data_files(
-        data, [*data.train_files, *data.pretraining_files, *(data.eval_files if plan.is_evaluated else [])]
-    )
+    data, is_trained = plan.config.data, plan.config.trainer.total_steps > 0
+    to_train = [*data.train_files, *data.pretraining_files] if is_trained else []
+    found = _data_files(data, [*to_train, *(data.eval_files if plan.is_evaluated else [])])
     for role in plan.roles:
-        model, tokenizer = (None, None) if role.model is None else (role.model.path, role.model.tokenizer_path)
-        if model is not None:
-            found[model] = _model_files(model)
-        if tokenizer is not None:
-            found[tokenizer] = dict(_of_directory(resolve_tokenizer_path(tokenizer), suffixes=_MODEL_FILES))
-    texts = [word for value in plan.composed.flat().values() for word in words_of(value) if isinstance(word, str)]
-    files = {file for text in texts if (file := written_file(text)) is not None and user_path(file).is_file()}
-    for name in [*([] if data.chat_template is None else [data.chat_template]), *sorted(files)]:
-        found[name] = {"": partial(file_fingerprint, user_path(name))}
-    for module, path in _modules(texts, [user_path(file).absolute().parent for file in files]).items():
+        found |= {} if role.model is None else _model_files(role.model.path, role.model.tokenizer_path)
+    texts = _texts(plan.composed)
+    found |= (named := _named_files(texts, data))
+    folders = [user_path(file).absolute().parent for file in named if file != data.chat_template]
+    for module, path in _modules(texts, folders).items():
         found[f"module {module}"] = {"": partial(file_fingerprint, path)}
     return _digested(found, plan.composed)
 
 
 def fingerprints_to_generate(composed: Composed) -> Fingerprints:
-    """The fingerprints of the held-out rows and the model, as in `fingerprints`, for a run that has no plan yet."""
-    data, model = composed.config.data, composed.config.model.path or ""
-    return _digested(_data_files(data, data.eval_files) | {model: _model_files(model)}, composed)
+    """As `fingerprints`, without modules, for a run of `hybridflow generate` that has no plan yet."""
+    data, model = composed.config.data, composed.config.model
+    found = _data_files(data, data.eval_files) | _model_files(model.path, model.tokenizer_path)
+    return _digested(found | _named_files(_texts(composed), data), composed)
 
 
 def _digested(found: Mapping[str, Mapping[str, _Digest]], composed: Composed) -> Fingerprints:
@@ -173,8 +168,22 @@ def _data_files(data: Data, sources: Iterable[str]) -> dict[str, dict[str, _Dige
     return {name: dict(_of_data(name)) for name in sources if data.dataset is None or user_path(name).exists()}
 
 
-def _model_files(model: str) -> dict[str, _Digest]:
-    return dict(_of_directory(resolve_model_path(model), suffixes=_MODEL_FILES))
+def _model_files(model: str | None, tokenizer: str | None) -> dict[str, dict[str, _Digest]]:
+    """The files of a model and of a tokenizer that is elsewhere."""
+    places = {} if model is None else {model: resolve_model_path(model)}
+    places |= {} if tokenizer is None else {tokenizer: resolve_tokenizer_path(tokenizer)}
+    return {name: dict(_of_directory(place, suffixes=_MODEL_FILES)) for name, place in places.items()}
+
+
+def _texts(composed: Composed) -> list[str]:
+    return [word for value in composed.flat().values() for word in words_of(value) if isinstance(word, str)]
+
+
+def _named_files(texts: Iterable[str], data: Data) -> dict[str, dict[str, _Digest]]:
+    """The files of functions and classes that settings name, and the chat template."""
+    files = {file for text in texts if (file := written_file(text)) is not None and user_path(file).is_file()}
+    files |= set() if data.chat_template is None else {data.chat_template}
+    return {file: {"": partial(file_fingerprint, user_path(file))} for file in sorted(files)}
 
 
 def _written(composed: Composed) -> Mapping[str, set[str]]:

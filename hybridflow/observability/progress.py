@@ -15,6 +15,7 @@ from rich.text import Text
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import error_console
 
+EVALUATING = "evaluating {} held-out rows"
 _PLAIN_FIRST_STEPS = 3
 _PLAIN_EVERY_SECONDS = 5.0
 _RECENT_STEPS = 20
@@ -53,13 +54,15 @@ class Progress:
         total_steps: int,
         *,
         start_step: int = 0,
+        evaluating: str = EVALUATING,
         console: Console | None = None,
         is_live: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`start_step`: steps done before this process started (a resumed run)."""
+        """`start_step`: steps done before this process started (a resumed run); `evaluating`: words for `{}` rows."""
         self.console = console or error_console()
         self._state = ProgressState(total_steps=total_steps, step=start_step)
+        self._evaluating = evaluating
         self._is_live = is_live_terminal(self.console) if is_live is None else is_live
         self._clock = clock
         self._live: Live | None = None
@@ -70,7 +73,7 @@ class Progress:
         self._evaluation_seconds: float | None = None
         self._ends: deque[float] = deque([clock()], maxlen=_RECENT_STEPS + 1)
         self._printed_at = self._part_printed_at = -math.inf
-        self._is_testing = False
+        self._is_testing = self._is_announced = False
         self._says_all_steps = True
         self._first_eval: dict[str, float] = {}
 
@@ -97,7 +100,7 @@ class Progress:
             self._apart_seconds += seconds
             if self._is_testing:
                 self._evaluation_seconds = seconds
-        self._is_testing = name == _TESTING
+        self._is_testing, self._is_announced = name == _TESTING, False
         self._apart_since = self._clock() if name in _APART else None
         if name == "step" and self._state.step < self._first_step:
             self._apart_seconds = 0.0
@@ -105,17 +108,18 @@ class Progress:
 
     def part(self, stage: str, done: int, total: int) -> None:
         """Shows how much of a stage is done: on the line, or as plain lines if an evaluation takes long."""
-        self._state.stage = f"{stage} {_percent(done, total)}" if done else stage
+        words = self._evaluating.format(total) if stage == _TESTING else stage
+        self._state.stage = f"{words} {_percent(done, total)}" if done else words
         if self._live is not None or not self._is_shown or stage != _TESTING:
             return
         last, now = self._evaluation_seconds, self._clock()
-        if done == 0:
-            self._part_printed_at = now
+        if not self._is_announced:
+            self._is_announced, self._part_printed_at = True, now
             if last is None or last >= _PLAIN_EVERY_SECONDS:
-                self.console.print(Text(f"evaluating {total} held-out rows ..."))
-        elif now - self._part_printed_at >= _PLAIN_EVERY_SECONDS:
+                self.console.print(Text(f"{words} ..."))
+        elif done and now - self._part_printed_at >= _PLAIN_EVERY_SECONDS:
             self._part_printed_at = now
-            self.console.print(Text(f"evaluating {total} held-out rows ... {_percent(done, total)}"))
+            self.console.print(Text(f"{words} ... {_percent(done, total)}"))
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics of a step that has ended."""

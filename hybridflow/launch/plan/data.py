@@ -34,12 +34,13 @@ from hybridflow.data.prompts import load_prompts
 from hybridflow.data.selection import unselected
 from hybridflow.data.sources import joined, read_table
 from hybridflow.data.streaming import JoinedRows, StreamedRows
-from hybridflow.dataflows.evaluate import Generate
+from hybridflow.dataflows.evaluate import Evaluate, Generate
 from hybridflow.dataflows.interface import PREFERENCE_DATA, Dataflow, role_needs
 from hybridflow.dataflows.roles import TrainableRewardModel
 from hybridflow.elastic.storage import write_aside
 from hybridflow.errors import STRICT, ConfigError, DataError, HybridflowError, raised_together
 from hybridflow.launch.compose.trainers import shown_name
+from hybridflow.launch.plan.dataflow import WITHOUT_TRAINING
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR
 from hybridflow.models.tokenizers import decode_responses, eos_ids, load_tokenizer
@@ -61,6 +62,7 @@ READERS: Mapping[str, Reader] = {
 PRETRAINING = "pretraining"
 TRAIN_FILES, EVAL_FILES, PRETRAINING_FILES = "data.train_files", "data.eval_files", "data.pretraining_files"
 
+_EVAL_FILES_OF = {Evaluate: "data", Generate: "--prompts"}
 _PROMPTS_OF_THE_TASK = ("builtin:calculator/train", "builtin:calculator/eval")
 _ALWAYS_THERE = ["prompt", "answer", "data_source"]
 """Columns that all prompts have, whatever their files."""
@@ -124,7 +126,7 @@ def load_data(plan: RunPlan) -> RunData:
     answered = config.reward.functions if all_need_answers(config.reward) else []
     functions = [*config.reward.functions, *(name for role in config.roles.values() for name in role.functions)]
     scored_prompts = partial(
-        load_prompts, answer_functions=answered, row_checks=row_checks(functions), as_written=dataflow is Generate
+        load_prompts, answer_functions=answered, row_checks=row_checks(functions), as_written=plan.only_generates
     )
     readers = {kind: partial(read, stop_ids=ends) for kind, read in READERS.items()} | {"prompts": scored_prompts}
     read, streams, questions, held_out = readers[dataflow.data], Streams(), None, None
@@ -159,7 +161,7 @@ def load_data(plan: RunPlan) -> RunData:
             if dataflow.evaluate is not Dataflow.evaluate and are_splits_named and not is_task:
                 held_out = _measured(plan, read, tokenizer, is_scored=questions is not None)
     scored = {TRAIN_FILES: streams["prompts"].columns} if dataflow.data == "prompts" and "prompts" in streams else {}
-    scored |= {} if questions is None else {EVAL_FILES: questions.columns}
+    scored |= {} if questions is None else {eval_files_key(config): questions.columns}
     return RunData(streams, questions, held_out, tokenizer, scored or {TRAIN_FILES: _ALWAYS_THERE})
 
 
@@ -178,8 +180,8 @@ def file_problems(config: Experiment) -> Iterator[HybridflowError]:
 
 
 def eval_files_key(config: Experiment) -> str:
-    """The name of the held-out files in errors, as typed: the setting, or the option of `hybridflow generate`."""
-    return "--prompts" if config.dataflow == "generate" else EVAL_FILES
+    """The name of the held-out files in errors: as `hybridflow evaluate` and `generate` take them, or the setting."""
+    return _EVAL_FILES_OF.get(WITHOUT_TRAINING.get(config.dataflow), EVAL_FILES)
 
 
 def pair_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
@@ -294,7 +296,7 @@ def _parts(plan: RunPlan, key: str, files: Sequence[str], read: Callable[[str], 
 
 def _named(error: HybridflowError, key: str) -> HybridflowError:
     """The error of a data file, whose message names the setting that lists the file."""
-    if key in error.message or not isinstance(error, DataError):
+    if error.message.startswith(f"{key}:") or not isinstance(error, DataError):
         return error
     named = DataError(f"{key}: {error.message}", remedy=error.remedy)
     named.further = [_named(other, key) for other in error.further]
@@ -319,7 +321,7 @@ def _questions(plan: RunPlan, read: Reader, tokenizer: PreTrainedTokenizerBase) 
 
     With `data.streaming`, prompts that are only answered are read on demand.
     """
-    if plan.dataflow is Generate and plan.config.data.streaming:
+    if plan.only_generates and plan.config.data.streaming:
         data = replace(unselected(plan.config.data), streaming=True)
         rows = partial(_training_rows, data, tokenizer, read)
         parts = _parts(plan, eval_files_key(plan.config), data.eval_files, rows)

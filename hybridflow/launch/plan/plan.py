@@ -9,6 +9,7 @@ from hybridflow.config.derived import is_evaluated, max_sequence_tokens, pool_si
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
+from hybridflow.dataflows.evaluate import Generate
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import STRICT, Faults
@@ -91,6 +92,11 @@ class RunPlan:
     def config(self) -> Experiment:
         """The whole configuration."""
         return self.composed.config
+
+    @property
+    def only_generates(self) -> bool:
+        """Whether the run samples responses that are neither scored nor trained on: `hybridflow generate`."""
+        return self.dataflow is Generate
 
     @property
     def generates(self) -> bool:

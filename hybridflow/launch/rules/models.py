@@ -21,7 +21,7 @@ from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.engines.rollout.stop_strings import check_reads_text
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import Advice, ConfigError, EngineError, Faults, HybridflowError, Problem
-from hybridflow.launch.plan.data import EVAL_FILES, RunData
+from hybridflow.launch.plan.data import TRAIN_FILES, RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, RoleSpec, is_wanted
 from hybridflow.models.adapters.lora import chosen_targets
@@ -182,9 +182,9 @@ def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
 
 
 def _check_columns(scorer: RewardScorer, setting: str, columns: list[str], config: Experiment, faults: Faults) -> None:
-    is_held_out = setting == EVAL_FILES
+    is_held_out = setting != TRAIN_FILES
     files = ",".join(config.data.eval_files if is_held_out else config.data.train_files)
-    remedy = f" Without evaluation: {EVAL_FILES}=[]." if is_held_out else ""
+    remedy = f" Without evaluation: {setting}=[]." if is_held_out and config.trainer.total_steps else ""
     scorer.check_columns(columns, faults, data=f"{setting}=[{files}]", remedy=remedy)
 
 

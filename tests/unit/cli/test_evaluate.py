@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from pathlib import Path
 
 import pyarrow.parquet
@@ -30,7 +31,7 @@ def write_trap(desk: Path, *actions: str) -> None:
     (desk / "many.jsonl").write_text("".join(json.dumps({"prompt": f"{n}+7="}) + "\n" for n in range(40)))
     head = "def to_row(row):\n    if row['prompt'] == '33+7=' and os.path.exists('out.jsonl.partial'):\n"
     body = "".join(f"        {action}\n" for action in actions)
-    (desk / "rows.py").write_text(f"import os, signal\n{head}{body}    return row\n")
+    (desk / "rows.py").write_text(f"import os, signal, time\n{head}{body}    return row\n")
 
 
 def rows_of(file: Path) -> list[dict]:
@@ -73,7 +74,7 @@ def test_a_run_is_evaluated_by_its_newest_checkpoint_with_its_data_and_rewards(d
 
     assert main(["evaluate", "run/checkpoints/step_1", "reward=nope", "data=none.jsonl", "--dry-run"]) == 2
     said = capsys.readouterr().err
-    assert "there is no built-in function 'nope'" in said and "data.eval_files: No such file" in said
+    assert "there is no built-in function 'nope'" in said and "data: No such file" in said
     assert "2 problems; nothing was started" in said
     assert main(["evaluate", "run", "--dry-run", *QUICK]) == 0
     assert "The run evaluates the model without training; the earlier run in" in " ".join(
@@ -182,7 +183,8 @@ def answered(desk, capsys, toy_dir: MakeToy):
     """Responses of a model directory to `sums.jsonl`, and a function that repeats the command and returns what it
     said."""
     shutil.copytree(toy_dir(), desk / "model")
-    sizes = ["data.max_prompt_tokens=8", "data.max_response_tokens=4"]
+    (desk / "rows.py").write_text("def to_row(row):\n    return row\n")
+    sizes = ["data.max_prompt_tokens=8", "data.max_response_tokens=4", "data.map=rows.py:to_row"]
     words = ["generate", "model", "--prompts", "sums.jsonl", "--out", "out.jsonl", *sizes, *QUICK]
     assert main(words) == 0
 
@@ -206,17 +208,20 @@ def test_a_whole_file_is_not_made_again(answered, desk):
     assert "out.jsonl has all responses already" in answered(0), "a copy of the model is the same model"
 
 
-@pytest.mark.parametrize("change", ["setting", "form", "prompts", "model", "origin"])
+@pytest.mark.parametrize("change", ["setting", "form", "prompts", "map", "model", "origin"])
 def test_a_whole_file_that_was_made_differently_is_not_overwritten(answered, desk, change):
     words, expected = [], ""
     match change:
         case "setting":
             words, expected = ["data.max_response_tokens=3"], "data.max_response_tokens was 4 and is 3."
         case "form":
-            words, expected = ["--by-prompt"], "dataflow_settings.by_prompt was false and is true."
+            words, expected = ["--by-prompt"], "--by-prompt was false and is true."
         case "prompts":
             (desk / "sums.jsonl").write_text('{"prompt": "5+5="}\n')
-            expected = "the files of data.eval_files have changed."
+            expected = "the files of --prompts have changed."
+        case "map":
+            (desk / "rows.py").write_text("def to_row(row):\n    return {**row, 'more': 1}\n")
+            expected = "the file rows.py has changed."
         case "model":
             weights = desk / "model/model.safetensors"
             content = bytearray(weights.read_bytes())
@@ -231,6 +236,7 @@ def test_a_whole_file_that_was_made_differently_is_not_overwritten(answered, des
         assert expected in said and "Give another --out, or delete the file." in said
     (desk / "out.jsonl").unlink()
     again = ["generate", "model", "--prompts", "sums.jsonl", "--out", "out.jsonl", "data.max_prompt_tokens=8"]
+    again += ["data.map=rows.py:to_row"]
     assert main([*again, "data.max_response_tokens=4", *words, *QUICK]) == 0, "it is made again once it is deleted"
 
 
@@ -328,17 +334,41 @@ def test_any_trainer_evaluates_without_training_and_without_training_files(desk,
     settings = ["trainer={total_steps: 0, run_dir: run}", "data.train_files=[]", "data.eval_limit=16", *QUICK]
     assert main_sft.main(settings) == 0
     said = capsys.readouterr().err
-    assert "evaluation without training" in said and "done  no training steps" in said and "held-out loss" in said
+    assert (
+        "evaluation without" not in said
+        and "without training" in said
+        and "done  evaluation" in said
+        and "held-out loss" in said
+    )
     (row,) = rows_of(desk / "run" / "metrics.jsonl")
     assert row["step"] == 0 and "val-core/calculator/loss" in row
 
 
-def test_ctrl_c_promises_no_checkpoint_of_a_command_that_saves_none(desk, capsys):
-    write_trap(desk, "os.kill(os.getpid(), signal.SIGINT)")
+def test_ctrl_c_stops_a_generation_soon_and_keeps_what_is_written(desk, capsys):
+    write_trap(desk, "os.kill(os.getpid(), signal.SIGINT)", "time.sleep(20)")
     words = ["generate", "builtin:calculator", "--prompts", "many.jsonl", "--out", "out.jsonl", *QUICK]
-    main([*words, "data.map=rows.py:to_row", "data.streaming=true", "rollout.max_sequences=2"])
+    words += ["data.map=rows.py:to_row", "data.streaming=true", "rollout.max_sequences=2"]
+    began = time.monotonic()
+    assert main(words) == 130
+    assert time.monotonic() - began < 20
     said = " ".join(capsys.readouterr().err.split())
-    assert "SIGINT: finishing or abandoning the current step, within 25 s (trainer.stop_seconds)" in said
+    assert "SIGINT: stopping within 1 s (trainer.stop_seconds); a second signal stops immediately." in said
+    assert "interrupted before the end of the generation of responses (SIGINT)" in said
+    assert "responses; the same command continues after them" in said and "evaluat" not in said
+
+
+def test_generate_speaks_of_responses_not_of_an_evaluation(desk, capsys):
+    assert main(["generate", "builtin:calculator", "--prompts", "sums.jsonl", "--out", "out.jsonl", *QUICK]) == 0
+    said = capsys.readouterr().err
+    assert "generating responses to 4 prompts ..." in said and "done  generation of responses" in said
+    assert "evaluat" not in said
+
+
+def test_a_column_that_a_reward_misses_is_said_without_advice_for_training(desk, capsys):
+    (desk / "judge.py").write_text("def judge(completions, level):\n    return [0.0 for _ in completions]\n")
+    assert main(["evaluate", "builtin:calculator", "data=sums.jsonl", "reward=judge.py:judge", *QUICK]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "data=[" in said and "level" in said and "data.eval_files" not in said and "Without evaluation" not in said
 
 
 def test_only_the_model_is_required(desk, capsys):

@@ -73,6 +73,9 @@ def test_held_out_data_names_its_split(sums):
         with pytest.raises(ConfigError, match=r"data.eval_files: .* no split is given for evaluation") as caught:
             check_splits_named([name], key="data.eval_files")
         assert f"'data.eval_files=[\"{typed}\"]'" in caught.value.remedy
+    with pytest.raises(ConfigError) as caught:
+        check_splits_named(["openai/gsm8k"], key="--prompts")
+    assert caught.value.remedy == "Add the split: --prompts 'openai/gsm8k?split=test'; or correct the path."
 
 
 def test_what_was_named_is_read(sums):

@@ -122,10 +122,9 @@ def test_the_log_promises_a_checkpoint_only_where_the_run_saves_one(saves, secon
         until = time.monotonic() + 10.0
         while not own_messages() and time.monotonic() < until:
             time.sleep(0.01)
-    saving = ", then saving a checkpoint" if saves else ""
+    work = "finishing or abandoning the current step, then saving a checkpoint," if saves else "stopping"
     assert own_messages() == [
-        f"SIGTERM: finishing or abandoning the current step{saving}, within {seconds:g} s (trainer.stop_seconds);"
-        " a second signal stops immediately."
+        f"SIGTERM: {work} within {seconds:g} s (trainer.stop_seconds); a second signal stops immediately."
     ]
 
 

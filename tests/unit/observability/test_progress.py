@@ -85,6 +85,14 @@ def test_an_evaluation_that_takes_long_says_how_far_it_is_and_how_long_it_took()
     ]
 
 
+def test_an_evaluation_in_two_parts_is_announced_once():
+    progress, _, file = _plain(2)
+    progress.stage("testing")
+    for rows in (256, 64):
+        progress.part("testing", 0, rows)
+    assert file.getvalue().splitlines() == ["evaluating 256 held-out rows ..."]
+
+
 def test_plain_lines_are_aligned():
     progress, clock, file = _plain(200)
     clock.now = 0.5

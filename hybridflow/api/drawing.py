@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from hybridflow.api.experiment import Algorithm, Experiment, Settings, settings_in
+from hybridflow.api.inputs import Inputs
 from hybridflow.graph.svg import svg_drawing
 from hybridflow.graph.text import text_drawing
 from hybridflow.graph.trace import Trace
@@ -45,5 +46,5 @@ class Drawing:
 def show(algorithm: Algorithm = "ppo", settings: Settings | None = None) -> Drawing:
     """Draws one step of an algorithm or of a dataflow class, as `hybridflow show` does. Starts nothing."""
     with tempfile.TemporaryDirectory(prefix="hybridflow-") as folder:
-        name, typed = settings_in(Experiment(algorithm, settings or {}), Path(folder))
+        name, typed = settings_in(Experiment(algorithm, settings or {}), Inputs(Path(folder)))
         return Drawing(trace_step(plan_to_show(compose_run(typed, config_name=name))))

@@ -127,8 +127,8 @@ class Experiment:
 
     def run(self, *, callbacks: Callbacks = ()) -> Result:
         """Runs it; see `hybridflow.run`."""
-        with removed_if_refused() as new:
-            return run_composed(*_composed(self, callbacks, new))
+        with removed_if_refused() as inputs:
+            return run_composed(*_composed(self, callbacks, inputs))
 
     def plan(self, *, callbacks: Callbacks = ()) -> Plan:
         """Checks it without starting anything; see `hybridflow.plan`."""
@@ -136,22 +136,19 @@ class Experiment:
 
     def assemble(self, *, callbacks: Callbacks = ()) -> AbstractContextManager[System]:
         """Starts it for a loop of your own; see `hybridflow.assemble`."""
-        with removed_if_refused() as new:
-            return SystemContext(*_composed(self, callbacks, new))
+        return SystemContext(partial(_composed, self, callbacks))
 
 
-def settings_in(
-    experiment: Experiment, folder: Path | None, faults: Faults = STRICT, new: list[Path] | None = None
-) -> tuple[str, Typed]:
-    """The trainer's configuration name and the settings of an experiment. Stores its objects in `folder`; None means
-    the run's directory. Adds the problems of objects and settings to `faults`, and the objects stored to `new`."""
+def settings_in(experiment: Experiment, inputs: Inputs, faults: Faults = STRICT) -> tuple[str, Typed]:
+    """The trainer's configuration name and the settings of an experiment. Stores its objects among the inputs, whose
+    folder, if they have none, is in the run's directory. Adds the problems of objects and settings to `faults`."""
     _check_types(experiment)
     algorithm = experiment.algorithm
     command = _command(algorithm)
     implied = parse_overrides(command.overrides)
     before = Typed(implied.groups, [replace(setting, origin=PYTHON) for setting in implied.settings])
     before = before.followed_by(with_files(experiment.files, [], config_name=command.trainer, faults=faults))
-    inputs = Inputs(folder or _run_dir(experiment, command.trainer, before) / INPUTS_FOLDER, new)
+    inputs.folder = inputs.folder or _run_dir(experiment, command.trainer, before) / INPUTS_FOLDER
     settings: dict[str, object] = {}
     if not isinstance(algorithm, str) or is_own(algorithm):
         with faults.caught():
@@ -164,21 +161,19 @@ def settings_in(
     return command.trainer, before.followed_by(given_settings(settings, faults))
 
 
-def _composed_in(
-    experiment: Experiment, callbacks: Callbacks, folder: Path | None, faults: Faults, new: list[Path] | None = None
-) -> tuple[Composed, bool]:
-    """The configuration, with objects stored in a folder, and whether the roles fit on the devices."""
+def _composed_in(experiment: Experiment, callbacks: Callbacks, inputs: Inputs, faults: Faults) -> tuple[Composed, bool]:
+    """The configuration, with objects stored among the inputs, and whether the roles fit on the devices."""
     check_callbacks(callbacks, faults)
-    name, typed = settings_in(experiment, folder, faults, new)
+    name, typed = settings_in(experiment, inputs, faults)
     return checked_composition(typed, config_name=name, faults=faults)
 
 
-def _composed(experiment: Experiment, callbacks: Callbacks, new: list[Path]) -> tuple[Composed, AfterStep]:
-    """The checked configuration, with objects stored in the run's directory and added to `new`, and what calls the
-    callbacks. Raises all problems together."""
+def _composed(experiment: Experiment, callbacks: Callbacks, inputs: Inputs) -> tuple[Composed, AfterStep]:
+    """The checked configuration, with objects stored among the inputs, and what calls the callbacks. Raises all
+    problems together."""
     faults, composed = Faults(collects=True), None
     with faults.caught():
-        composed, _ = _composed_in(experiment, callbacks, None, faults, new)
+        composed, _ = _composed_in(experiment, callbacks, inputs, faults)
     if composed is None or faults.found:
         raise with_notes(faults.found)
     STRICT.add(*faults.warnings)

@@ -216,7 +216,7 @@ def _model(model: object, inputs: Inputs, tokenizers: Sequence[object], *, argum
     is_gone = origin is not None and not (is_hub_name(origin) or user_path(origin).exists())
     if not given or (is_gone and given[0] == origin):
         what = (
-            "was not loaded from a directory" if origin is None else f"was loaded from '{origin}', which is not there"
+            "was not loaded from a directory" if origin is None else f"was loaded from '{origin}', which does not exist"
         )
         raise ConfigError(
             f"{argument}= is a model that {what}, and there is no tokenizer=.",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from hybridflow.api.inputs import Inputs
 from hybridflow.api.table import Table
 from hybridflow.config.stored_inputs import INPUTS_FOLDER
 from hybridflow.errors import Advice, Faults, HybridflowError
@@ -17,8 +18,8 @@ from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine, role_rows, say_examined
 from hybridflow.observability.logs import configure_logging, logging_restored
 
-Compose = Callable[[Path | None, Faults], tuple[Composed, bool]]
-"""Composes a run with its objects stored in a folder; also returns whether the roles fit on the devices."""
+Compose = Callable[[Inputs, Faults], tuple[Composed, bool]]
+"""Composes a run with its objects stored among the inputs; also returns whether the roles fit on the devices."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def plan_of(compose: Compose) -> Plan:
     with logging_restored(), tempfile.TemporaryDirectory(prefix="hybridflow-") as folder:
         configure_logging(None, logging.WARNING)
         with faults.caught():
-            composed, has_layout = compose(Path(folder), faults)
+            composed, has_layout = compose(Inputs(Path(folder)), faults)
             found = examine(composed, faults, has_layout=has_layout)
         plan = None if found is None else found.plan
         roles = Table([] if plan is None else role_rows(plan))

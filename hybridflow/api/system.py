@@ -1,11 +1,12 @@
 """A run whose steps are taken by the caller: its roles, its data, and what the training loop otherwise does."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
+from hybridflow.api.inputs import Inputs, removed_if_refused
 from hybridflow.api.running import interrupt, opened
 from hybridflow.api.table import Row
 from hybridflow.batch import Batch
@@ -130,13 +131,13 @@ class System:
 
 
 class SystemContext(AbstractContextManager[System]):
-    """Starts a run for a loop when its `with` block is entered, and ends it with the block.
+    """Checks and starts a run for a loop when its `with` block is entered, and ends it with the block.
 
     Used without `with`, as if it were the system, it raises `ConfigError`.
     """
 
-    def __init__(self, composed: Composed, after_step: AfterStep) -> None:
-        self._opened = _opened_system(composed, after_step)
+    def __init__(self, compose: Callable[[Inputs], tuple[Composed, AfterStep]]) -> None:
+        self._opened = _opened_system(compose)
 
     def __enter__(self) -> System:
         return self._opened.__enter__()
@@ -156,16 +157,17 @@ class SystemContext(AbstractContextManager[System]):
 
 
 @contextmanager
-def _opened_system(composed: Composed, after_step: AfterStep) -> Iterator[System]:
-    """Starts a composed run; closing it stops all processes and writes the report."""
-    with opened(composed, after_step) as (run, stop), run.loop.may_be_abandoned():
-        system = System(run.run, run.loop, stop)
-        run.loop.begin()
-        yield system
-        system.close()
-        if run.loop.unsaved_steps and run.run.trainer.save_every:
-            STRICT.add(_not_saved(run.loop.unsaved_steps, run.loop.step))
-    interrupt(stop)
+def _opened_system(compose: Callable[[Inputs], tuple[Composed, AfterStep]]) -> Iterator[System]:
+    """Composes and starts a run; closing it stops all processes and writes the report."""
+    with removed_if_refused() as inputs:
+        with opened(*compose(inputs)) as (run, stop), run.loop.may_be_abandoned():
+            system = System(run.run, run.loop, stop)
+            run.loop.begin()
+            yield system
+            system.close()
+            if run.loop.unsaved_steps and run.run.trainer.save_every:
+                STRICT.add(_not_saved(run.loop.unsaved_steps, run.loop.step))
+        interrupt(stop)
 
 
 def _not_saved(unsaved: int, step: int) -> Advice:

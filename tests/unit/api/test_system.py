@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import hybridflow
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.grpo import GRPO
-from hybridflow.errors import ConfigError, ResourceError
+from hybridflow.errors import ConfigError, DataError, ResourceError
 from tests.toys import toy_model
 from tests.unit.api.test_run import ROWS, SETTINGS, SIZES, shorter
 
@@ -95,6 +95,14 @@ def test_a_system_that_is_not_entered_says_how(arguments):
     assert refused.value.remedy == "Write: with hybridflow.assemble(...) as system: system.prompts ..."
     with pytest.raises(AttributeError, match="no attribute 'promts'"):
         unopened.promts  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+    assert not Path("runs").exists()
+
+
+def test_a_system_that_is_refused_leaves_no_copies_of_its_objects(arguments):
+    settings = {**QUIET, "data.max_prompt_tokens": 1}
+    with pytest.raises(DataError, match="data.max_prompt_tokens"), hybridflow.assemble("grpo", settings, **arguments):
+        pass
+    assert not list(Path("runs").iterdir())
 
 
 def test_steps_of_the_loop_that_no_checkpoint_keeps_are_said_at_its_end(arguments, capfd):

@@ -22,6 +22,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.roles import DescribesRoles, Role
 from hybridflow.config.section import leaves, sealed
+from hybridflow.config.stored_inputs import found_in
 from hybridflow.config.user_code import load_member
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.compose.files import apply_settings, read_files, wrong_value
@@ -84,7 +85,17 @@ def compose_run(
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
     typed = overrides if isinstance(overrides, Typed) else parse_overrides(overrides, faults)
-    return _compose(typed, config_name, directory, faults)
+    return _compose(_with_resumed_inputs(typed), config_name, directory, faults)
+
+
+def _with_resumed_inputs(typed: Typed) -> Typed:
+    """With `trainer.resume=RUN/checkpoints/step_5`, missing objects that RUN stored are those in its directory."""
+    checkpoint = [str(setting.value) for setting in typed.settings if setting.key == "trainer.resume"][-1:]
+    if checkpoint in ([], ["auto"], ["never"]):
+        return typed
+    run_dir = Path(checkpoint[0]).expanduser().parent.parent
+    moved = [replace(s, value=found_in(run_dir, s.value, only_missing=True)) for s in typed.settings]
+    return replace(typed, settings=moved)
 
 
 def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) -> Composed:

@@ -157,7 +157,7 @@ def test_a_users_file_may_choose_the_packages_groups(tmp_path):
         ("defaults: [experiment, _self_]\ntrainer: {sed: 3}", "no setting 'trainer.sed'", "Did you mean trainer.seed?"),
         ("defaults: [experiment, _self_]\ntrainer: {seed: x}", "trainer.seed has the wrong type", "a whole number"),
         ("defaults: [experiment, _self_]\nroles: {j: {knd: x}}", "no setting 'roles.j.knd'", "roles.j.kind"),
-        ("defaults: [experimnt, _self_]", "builds on 'experimnt', which is not there", "experiment"),
+        ("defaults: [experimnt, _self_]", "builds on 'experimnt', which does not exist", "experiment"),
         ("defaults: [experiment, _self_, {algorithm: pppo}]", "There is no algorithm=pppo", "Did you mean 'ppo'?"),
         ("defaults: [experiment, _self_, {algorithm: vanilla}]", "no algorithm=vanilla", "It is called ppo here."),
         ("defaults: [experiment, _self_]\ndata: {shuffle: -5}", "data.shuffle=-5 has the wrong type", "true or false"),
@@ -281,3 +281,16 @@ def test_minibatches_that_follow_are_warned_of_with_the_learning_rate_that_stays
     assert actor.message.startswith("actor.minibatch_size=8 was set to fit data.batch_size=8; actor.optimizer")
     assert critic.message.startswith("critic.minibatch_size=8 was set")
     assert len(judged(planned("algorithm=grpo", "data.batch_size=8"), minibatch_advice)) == 1
+
+
+def test_objects_of_a_run_that_was_moved_are_found_through_the_checkpoint_to_resume_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stored = Path("inputs/0123456789ab/data.jsonl")
+    moved, earlier = tmp_path / "moved" / stored, tmp_path / "runs/mine" / stored
+    for file in (moved, earlier):
+        file.parent.mkdir(parents=True)
+        file.write_text('{"prompt": "1+1="}\n')
+    words = [f"data.train_files=[runs/mine/{stored}]", "trainer.resume=moved/checkpoints/step_5"]
+    assert compose(*words).config.data.train_files == [str(earlier)]
+    earlier.unlink()
+    assert compose(*words).config.data.train_files == [str(moved)]

@@ -4,6 +4,8 @@ The shell calls `hybridflow complete SHELL LINE` at each Tab, so this file impor
 """
 
 import argparse
+import importlib
+import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -98,10 +100,11 @@ def completed(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if not before or before[0] in ("--help", "-h"):
         known = [RUN, *command_words(), *commands, "--help", "--version"]
         return [name for name in known if name.startswith(word)] if not before else _topics(word)
+    if word.startswith("-"):
+        options = _options(before[0]) if before[0] in commands else OPTIONS
+        return [option for option in options if option.startswith(word)]
     if before[0] in commands and before[0] not in _TAKE_SETTINGS:
         return [*SCRIPTS] if before[0] == "completion" else _paths(word)
-    if word.startswith("-"):
-        return [] if before[0] in commands else [option for option in OPTIONS if option.startswith(word)]
     if before[-1] in _CHOICES:
         return [choice for choice in _CHOICES[before[-1]] if choice.startswith(word)]
     if before[-1].startswith("--config-"):
@@ -131,6 +134,13 @@ def _split(line: str) -> list[str]:
 
 def _topics(word: str) -> list[str]:
     return [found.rstrip("=") for found in _settings(word)] + ["all"] * "all".startswith(word)
+
+
+def _options(command: str) -> list[str]:
+    """The options of a command that does not train."""
+    parser = argparse.ArgumentParser()
+    vars(importlib.import_module(f"hybridflow.cli.{command}"))["add_command"](lambda **_: parser)
+    return re.findall(r"^  (?:-\w.*?, )?(--[a-z-]+)", parser.format_help(), re.MULTILINE)
 
 
 def _run_files(word: str) -> list[str]:

@@ -87,6 +87,14 @@ def test_every_option_of_a_training_command_is_completed(capsys):
     assert options == set(answers("zsh", "hybridflow ppo -", capsys))
 
 
+@pytest.mark.parametrize("command", ["evaluate", "generate", "report", "export", "watch", "show"])
+def test_every_option_of_a_command_that_does_not_train_is_completed(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    options = set(re.findall(r"^  (?:-[a-z](?: FILE)?, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+    assert "--help" in options and options == set(answers("zsh", f"hybridflow {command} folder -", capsys))
+
+
 @pytest.fixture
 def shell_path(tmp_path, monkeypatch) -> Path:
     """A directory with the scripts, and with `hybridflow` on the path."""

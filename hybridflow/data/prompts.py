@@ -109,10 +109,12 @@ def recognize_prompts(table: Table, *, prompt_key: str | None = None, answer_key
         if answer_name is None and known.name == "messages":
             answer_name, answers = "last_assistant_turn", replies
     extras = _extras(table, {prompt_key or known.prompt, answer_name, "data_source"})
+    is_guessed = known.name == "text" and prompt_key is None
     table.log(
-        logging.INFO, "rows=%d format=%s prompt=%s answer=%s other_columns=%s duplicates=%d read_as=prompts",
+        logging.INFO, "rows=%d format=%s prompt=%s answer=%s other_columns=%s duplicates=%d read_as=prompts%s",
         len(table), table.layout or known.name, prompt_key or known.prompt, answer_name or "none",
         ",".join(extras) or "none", duplicates(zip(prompts, answers, strict=True), table),
+        " (a response to each text is generated; hybridflow sft learns the texts)" if is_guessed else "",
     )  # fmt: skip
     return {"prompt": list(prompts), "answer": answers, "data_source": table.data_sources} | extras
 

@@ -37,6 +37,11 @@ class StoredRows:
     rows: Callable[[Sequence[int]], list[Row]]
     """Returns some rows, in the given order."""
 
+    @staticmethod
+    def one_by_one(count: int, row: Callable[[int], Row]) -> "StoredRows":
+        """Rows that `row` reads singly."""
+        return StoredRows(count, lambda indices: [row(index) for index in indices])
+
 
 def dataset_rows(dataset: Dataset) -> StoredRows:
     """The rows of a saved dataset or one of the hub, which `datasets` reads from files."""
@@ -98,7 +103,7 @@ def _lines(file: BinaryIO, name: str) -> StoredRows:
             text = text.removeprefix(BYTE_ORDER_MARK)
         return _parsed_row(text, f"row {index + 1} of '{name}'", name, file, start)
 
-    return StoredRows(len(starts) - 1, lambda indices: [row(index) for index in indices])
+    return StoredRows.one_by_one(len(starts) - 1, row)
 
 
 def _entries(file: BinaryIO, name: str) -> StoredRows:
@@ -110,7 +115,7 @@ def _entries(file: BinaryIO, name: str) -> StoredRows:
         text = os.pread(file.fileno(), end - start, start)
         return _parsed_row(text, f"entry {index + 1} of '{name}'", name, file, start)
 
-    return StoredRows(len(spans) // 2, lambda indices: [row(index) for index in indices])
+    return StoredRows.one_by_one(len(spans) // 2, row)
 
 
 class _Blocks:

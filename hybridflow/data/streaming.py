@@ -138,7 +138,7 @@ class JoinedRows:
 def _opened(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> tuple[str, StoredRows]:
     if is_ours(name):
         table = read_table(name)
-        return table.data_source, StoredRows(len(table), lambda indices: [table.row(index) for index in indices])
+        return table.data_source, StoredRows.one_by_one(len(table), table.row)
     if config.dataset is not None:
         dataset = own_dataset(name, config, tokenizer)
         if not isinstance(dataset, Indexed):

@@ -109,6 +109,14 @@ def test_messages_and_objects_that_are_written_as_json_text_are_parsed(caplog):
     assert prepared(broken, Data(prompt_template="{prompt}")).columns["prompt"] == broken.columns["prompt"]
 
 
+@pytest.mark.parametrize("key", [None, "text"])
+def test_a_column_of_texts_is_said_to_be_prompts_unless_the_user_named_it(caplog, key):
+    caplog.set_level(logging.INFO, logger="hybridflow")
+    assert recognize_prompts(table(text=["Once"]), prompt_key=key)["prompt"] == ["Once"]
+    note = "read_as=prompts (a response to each text is generated; hybridflow sft learns the texts)"
+    assert (note in caplog.text) == (key is None)
+
+
 def test_every_other_column_is_kept_under_its_own_name(caplog):
     caplog.set_level(logging.INFO, logger="hybridflow")
     found = recognize_prompts(

@@ -129,7 +129,7 @@ def file_content(file: Path) -> dict[str, object]:
     except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
         raise _explained(error, file, []) from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value. All settings: --help all.")
+        raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value; see hybridflow --help all.")
     return {str(name): value for name, value in content.items()}
 
 
@@ -245,7 +245,7 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> Hybridfl
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         options = error.options or []
-        found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which is not there."
+        found = f"There is no {group}={name}." if group else f"{file} builds on '{name}', which does not exist."
         name = plain_name(name) if group == "algorithm" else name
         if group == "algorithm" and (trainer := _trainer_of(name)):
             return ConfigError(found, remedy=f"It has its own trainer: {trainer}.")
@@ -266,11 +266,11 @@ def _explained(error: Exception, file: Path, choices: Sequence[str]) -> Hybridfl
     if isinstance(cause, yaml.MarkedYAMLError) and cause.problem_mark is not None:
         at = cause.problem_mark
         name = at.name if Path(at.name).is_file() else file  # OmegaConf and PyYAML also parse texts
-        remedy = "Correct the YAML: name: value. All settings: --help all."
+        remedy = "Correct the YAML: name: value. All settings: hybridflow --help all."
         return ConfigError(f"{name}: {cause.problem} (line {at.line + 1}).", remedy=remedy)
     if isinstance(cause, GrammarParseError):
         return located(wrong_value(str(cause.full_key), cause), file)
-    return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: --help all.")
+    return ConfigError(f"{file}: {' '.join(str(cause).split())}.", remedy="All settings: hybridflow --help all.")
 
 
 def _trainer_of(name: str) -> str | None:

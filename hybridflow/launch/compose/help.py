@@ -12,7 +12,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.command_line import CommandLine
 from hybridflow.launch.compose.compose import Composed, compose_run, plain
 from hybridflow.launch.compose.files import TABLES
-from hybridflow.launch.compose.overrides import shown, suggestion
+from hybridflow.launch.compose.overrides import shown, unknown_setting
 from hybridflow.launch.compose.presets import default_choices, presets
 from hybridflow.launch.compose.run_files import COMMAND
 from hybridflow.launch.compose.trainers import PURPOSES, shown_name
@@ -132,7 +132,7 @@ def _chapter(composed: Composed, topic: str) -> str:
     found = [key for key in every if key.path == topic or key.path.startswith(f"{topic}.")]
     found = found or [key for key in every if key.path.startswith(topic)] or [k for k in every if topic in k.path]
     if not found:
-        raise ConfigError(f"There is no setting '{topic}'.", remedy=f"{suggestion(topic)}All settings: --help {ALL}.")
+        raise unknown_setting(topic)
     lines = [_algorithms()] if topic == "algorithm" else []
     return "\n".join([*lines, *_described(composed, found)])
 

@@ -207,7 +207,7 @@ def _value(key: str, override: Override | None, text: str) -> object:
     """The value; for a key that takes a list, one value or several without brackets are a list."""
     hint = fields.find(key)
     if hint is None:
-        raise _unknown(key)
+        raise unknown_setting(key)
     literal = text.partition("=")[2]
     if override is None:
         return [literal] if fields.is_list(hint) else literal
@@ -257,7 +257,7 @@ def settings_of(
         value = [] if value is None else [value]
     with faults.caught(key), named_place(place):
         if hint is None:
-            raise _unknown(key)
+            raise unknown_setting(key)
         is_wrong_mapping = isinstance(value, dict) and fields.is_list(hint)
         is_no_mapping = is_dataclass(hint) or (get_origin(hint) is dict and value is not None)
         if is_wrong_mapping or (is_no_mapping and value != {}):
@@ -268,5 +268,6 @@ def settings_of(
         yield Setting(key, value, place, origin)
 
 
-def _unknown(key: str) -> ConfigError:
-    return ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion(key)}All settings: --help all.")
+def unknown_setting(key: str) -> ConfigError:
+    """The error for a key that is not of the schema, with the nearest one."""
+    return ConfigError(f"There is no setting '{key}'.", remedy=f"{suggestion(key)}All settings: hybridflow --help all.")

@@ -105,4 +105,6 @@ def test_help_prints_the_settings_that_are_asked_for_alone(topics, there, absent
 
 def test_help_for_a_setting_that_does_not_exist_suggests_one(capsys):
     assert command(["ppo", "--help", "trainer.sed"]) == 2
-    assert "Did you mean trainer.seed? All settings: --help all." in " ".join(capsys.readouterr().err.split())
+    assert "Did you mean trainer.seed? All settings: hybridflow --help all." in " ".join(
+        capsys.readouterr().err.split()
+    )

@@ -66,7 +66,7 @@ def test_settings_keep_their_order_and_a_group_is_chosen_by_the_last_word():
         ("recompute_logprobs=1", "Use algorithm.old_logprobs=recompute, which replaced it"),
         ("rollout.vllm.mode=1", "Settings of rollout.vllm: kv_cache_mb, "),
         ("trainer.foo=1", "Settings of trainer: total_steps, epochs, "),
-        ("xyzzy=1", "All settings: --help all."),
+        ("xyzzy=1", "All settings: hybridflow --help all."),
         ("algorithm.adv_estimator=1", "Instead of verl's algorithm.adv_estimator, use algorithm=NAME"),
         ("rollout.n=1", "Instead of verl's rollout.n, use rollout.samples_per_prompt."),
         ("actor.megatron.context_parallel_size=1", "has no counterpart: context parallelism is not implemented."),

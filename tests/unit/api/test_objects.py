@@ -131,7 +131,7 @@ def test_an_object_among_the_settings_leads_to_its_argument(tmp_path, monkeypatc
 def test_a_model_whose_tokenizer_is_nowhere_asks_for_one(tmp_path, argument):
     for origin, words in (
         (None, "was not loaded from a directory"),
-        ("/gone", "was loaded from '/gone', which is not"),
+        ("/gone", "was loaded from '/gone', which does not exist"),
     ):
         with pytest.raises(
             ConfigError, match=f"{argument}= is a model that {words}.*there is no tokenizer="

@@ -141,6 +141,30 @@ def concatenated(parts: Sequence[Column]) -> Column:
     return Ragged.concat(ragged) if ragged else [value for part in parts if isinstance(part, list) for value in part]
 
 
+def nbytes(columns: Mapping[str, Column]) -> int:
+    """Bytes of the tensors of some columns; lists of Python values are not counted."""
+    total = 0
+    for column in columns.values():
+        if isinstance(column, Ragged):
+            total += column.values.nbytes + column.offsets.nbytes
+        elif isinstance(column, Tensor):
+            total += column.nbytes
+    return total
+
+
+def num_token_ids(columns: Mapping[str, Column]) -> int:
+    """Tokens in the columns of token ids, such as `prompt_ids` and `response_ids`."""
+    return sum(
+        len(column.values) for name, column in columns.items() if isinstance(column, Ragged) and name.endswith("_ids")
+    )
+
+
+def num_tokens(columns: Mapping[str, Column]) -> int:
+    """Tokens in the columns of token ids; without any, in the longest token column."""
+    lengths = (len(column.values) for column in columns.values() if isinstance(column, Ragged))
+    return num_token_ids(columns) or max(lengths, default=0)
+
+
 def by_kind(columns: Mapping[str, Column]) -> tuple[dict[str, Tensor], dict[str, Ragged], dict[str, list]]:
     """Row, token and object columns apart."""
     rows = {name: column for name, column in columns.items() if isinstance(column, Tensor)}

@@ -97,6 +97,10 @@ class Trainer(Section):
     trackers: list[str] = field(default_factory=lambda: ["console", "jsonl", "tensorboard"])
     """Destinations of the metrics: console, jsonl, tensorboard, wandb, mlflow."""
 
+    trace_steps: Annotated[int, AT_LEAST_0] = 20
+    """Latest steps whose calls are in trace.json (at most twice as many), for https://ui.perfetto.dev; 0 writes no
+    trace."""
+
     samples_every: Annotated[int, AT_LEAST_0] = 25
     """Steps between tables of training samples; 0 turns them off. The first and the last step of a run
     have one too, unless the run has evaluated."""

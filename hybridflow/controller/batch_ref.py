@@ -10,9 +10,9 @@ from hybridflow.batch.batch import Meta
 from hybridflow.batch.columns import missing_columns_remedy
 from hybridflow.batch.ragged import row_positions
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.controller.backends.interface import Backend, Pending, Stored
+from hybridflow.controller.backends.interface import Backend, Pending
 from hybridflow.controller.packets import Portion, assembled
-from hybridflow.controller.tables import Table, View, inverse, is_identity
+from hybridflow.controller.tables import Table, Taken, View, inverse, is_identity
 from hybridflow.errors import BatchError
 
 
@@ -176,9 +176,11 @@ class BatchRef:
         wanted = None if columns is None else tuple(columns)
         if wanted is not None:
             self.require(wanted, stage="fetch")
-        stored: list[Stored] = []
-        portion = self.portion(None, stored, wanted=wanted, required=wanted or ())
-        return assembled(portion, self._backend.get(stored), stage="fetch")
+        taken = Taken()
+        portion = self.portion(None, taken, wanted=wanted, required=wanted or ())
+        values = self._backend.get(taken.stored)
+        self._backend.call_log.read(taken.calls)
+        return assembled(portion, values, stage="fetch")
 
     def require(self, columns: Iterable[str], *, stage: str) -> None:
         """Raises `BatchError` if columns are certainly missing: a stage that has not answered may yet add some."""
@@ -192,17 +194,17 @@ class BatchRef:
     def portion(
         self,
         rows: Tensor | None,
-        stored: list[Stored],
+        taken: Taken,
         *,
         wanted: tuple[str, ...] | None = None,
         required: tuple[str, ...] = (),
     ) -> Portion:
-        """Instructions for a rank to assemble some rows (None: all); appends the objects to read to `stored`."""
+        """Instructions for a rank to assemble some rows (None: all); adds the objects to read to `taken`."""
         tables = []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
             names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]
-            tables.append(view.part(rows, names, wanted, stored))
+            tables.append(view.part(rows, names, wanted, taken))
         return Portion(tuple(tables), wanted, required, self._meta)
 
     def pending(self) -> list[Pending]:

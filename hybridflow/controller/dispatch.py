@@ -9,7 +9,7 @@ from itertools import count
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.controller.backends.interface import Arguments, Backend, Stored
+from hybridflow.controller.backends.interface import Arguments, Backend
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
 from hybridflow.controller.partition import Share, divided, divided_separately
@@ -21,6 +21,7 @@ from hybridflow.controller.protocols import (
     num_parts,
     part_of,
 )
+from hybridflow.controller.tables import Taken
 from hybridflow.controller.transfer import TransferSpec
 from hybridflow.errors import BatchError
 from hybridflow.parallel import ParallelMesh
@@ -150,7 +151,7 @@ def _arguments(
     method: Method, args: Sequence[object], kwargs: Mapping[str, object], shares: Mapping[int, Share]
 ) -> Arguments:
     """The arguments, with each batch replaced by a portion: its share, or all of a batch that is not divided."""
-    stored: list[Stored] = []
+    taken = Taken()
     positions = count()
 
     def received(value: object) -> object:
@@ -159,10 +160,11 @@ def _arguments(
         share = shares.get(id(value), Share())
         given = value.with_meta(minibatch_rows=share.minibatch_rows) if share.minibatch_rows else value
         wanted, required = method.spec.columns_of(next(positions))
-        return given.portion(share.rows, stored, wanted=wanted, required=required)
+        return given.portion(share.rows, taken, wanted=wanted, required=required)
 
     received_args = tuple(received(value) for value in args)
-    return Arguments(received_args, {name: received(value) for name, value in kwargs.items()}, tuple(stored))
+    received_kwargs = {name: received(value) for name, value in kwargs.items()}
+    return Arguments(received_args, received_kwargs, tuple(taken.stored), frozenset(taken.calls))
 
 
 def _entry(value: object, part: int, num: int, method: Method) -> object:

@@ -1,7 +1,7 @@
 """The tables of a batch, on the driver: names, references and row numbers of columns, never their tokens."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -28,6 +28,14 @@ class Shard:
     call: Pending | None = None
     summary: Summary | None = None
     """None until the call's answer has been read."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Objects that a rank reads, in the order of its slots, and the numbers of the calls that made them."""
+
+    stored: list[Stored] = field(default_factory=list)
+    calls: set[int] = field(default_factory=set)
 
 
 class Table:
@@ -129,9 +137,9 @@ class View:
         return self.index is None or other.index is None or torch.equal(self.index, other.index)
 
     def part(
-        self, rows: Tensor | None, names: Sequence[str], wanted: tuple[str, ...] | None, stored: list[Stored]
+        self, rows: Tensor | None, names: Sequence[str], wanted: tuple[str, ...] | None, taken: Taken
     ) -> TablePart:
-        """How a rank reads the columns `names` of some rows (None: all); appends what it must read to `stored`.
+        """How a rank reads the columns `names` of some rows (None: all); adds what it must read to `taken`.
 
         If no column is wanted, only the table's metadata travels.
         """
@@ -153,10 +161,12 @@ class View:
         parts = []
         for number, chosen in found:
             shard = table.shards[number]
-            first = len(stored)
-            stored.extend(shard.columns[name] for name in names)
-            stored.extend([shard.rest] if reads_rest and shard.rest is not None else [])
-            parts.append(ShardRows(tuple(range(first, len(stored))), chosen))
+            first = len(taken.stored)
+            taken.stored.extend(shard.columns[name] for name in names)
+            taken.stored.extend([shard.rest] if reads_rest and shard.rest is not None else [])
+            if shard.call is not None:
+                taken.calls.add(shard.call.number)
+            parts.append(ShardRows(tuple(range(first, len(taken.stored))), chosen))
         return TablePart(tuple(parts), order, meta)
 
 

@@ -136,12 +136,15 @@ class _BoundMethod:
     def __call__(self, *args: object, **kwargs: object) -> Future | BatchRef:
         method, spec = self._method, self._method.spec
         dispatch = dispatched(method, args, kwargs, self._backend)
+        number = self._number(dispatch)
         form = VALUE
         if spec.provides or not spec.changes:
             form = AnswerForm(True, spec.provides, dispatch.batch is not None, spec.changes)
         dropped = AnswerForm(wanted=False, changes=spec.changes)
         calls = [
-            self._backend.call(handle, method.name, arguments, form if handle.rank in self._answering else dropped)
+            self._backend.call(
+                handle, method.name, arguments, form if handle.rank in self._answering else dropped, number
+            )
             for handle, arguments in zip(self._handles, dispatch.arguments, strict=True)
         ]
         answers = [calls[rank] for rank in method.answering]
@@ -149,6 +152,14 @@ class _BoundMethod:
             return self._reference(dispatch, answers)
         linked = self._linked.get(method.name)
         return self._future(calls, [] if linked is None else linked(*args, **kwargs).pending())
+
+    def _number(self, dispatch: Dispatch) -> int:
+        method, pool = self._method, self._handles[0].pool.name
+        parts = {id(arguments): arguments.takes for arguments in dispatch.arguments}
+        takes = frozenset().union(*parts.values())
+        return self._backend.call_log.begin(
+            method.role, method.name, pool, takes=takes, ranks=len(self._handles), answering=self._answering
+        )
 
     def _future(self, calls: Sequence[Pending], linked: Sequence[Pending]) -> Future:
         method, protocol = self._method, self._method.spec.protocol

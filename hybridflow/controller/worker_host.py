@@ -5,14 +5,14 @@ All backends use the same class: the local one calls it, the Ray one makes an ac
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.columns import Column
+from hybridflow.batch.columns import Column, nbytes, num_token_ids, num_tokens
 from hybridflow.controller.failures import HostInfo, call_failed
 from hybridflow.controller.freed_memory import keep_freed_memory
 from hybridflow.controller.packets import Packet, Portion, Summary, assembled
@@ -120,10 +120,10 @@ class WorkerHost:
         """Calls a method; portions among its arguments become batches, made from the stored packets.
 
         `target` is the role the worker was made for, the role it is called as, and the method: one argument, because
-        each argument costs Ray a tenth of an empty call. Returns the small part of the answer and the seconds of the
-        call, in a list, which Ray sends faster than a tuple; with packets, a tuple of this list and the packets.
+        each argument costs Ray a tenth of an empty call. Returns the small part of the answer and what the call log's
+        `Measured` has, in one list, which Ray sends faster than a tuple; with packets, a tuple of the list and them.
         """
-        started = time.perf_counter()
+        began, started = time.time(), time.perf_counter()
         worker, role, method = target
         self._changes_begun += form.changes
         try:
@@ -135,8 +135,8 @@ class WorkerHost:
             small, packets = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
             raise call_failed(error, role=role, rank=self.rank, node=self.node, method=method) from error
-        timed = [small, time.perf_counter() - started]
-        return (timed, *packets) if form.objects > 1 else timed
+        measured = [small, began, time.perf_counter() - started, *_sizes(given, packets)]
+        return (measured, *packets) if form.objects > 1 else measured
 
 
 def _received(value: object, stored: tuple[object, ...], given: list[Batch], stage: str) -> object:
@@ -145,6 +145,14 @@ def _received(value: object, stored: tuple[object, ...], given: list[Batch], sta
     batch = assembled(value, stored, stage=stage)
     given.append(batch)
     return batch
+
+
+def _sizes(given: Sequence[Batch], packets: Sequence[Packet]) -> tuple[int, int, int, int]:
+    """Bytes given and added, rows, and tokens: those generated, else those given."""
+    taken = sum(nbytes(batch.by_name) for batch in given)
+    added = sum(nbytes(packet.columns) for packet in packets)
+    generated = sum(num_token_ids(packet.columns) for packet in packets)
+    return taken, added, len(given[0]) if given else 0, generated or (num_tokens(given[0].by_name) if given else 0)
 
 
 def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[object, tuple[Packet, ...]]:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -26,7 +26,8 @@ from hybridflow.errors import Advice, HybridflowError, RewardError, explained
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, measured, plain
-from hybridflow.observability.performance import StageTimers, memory_metrics, throughput
+from hybridflow.observability.performance import StageTimers, call_metrics, memory_metrics, throughput
+from hybridflow.observability.trace import STEP, CallTrace
 from hybridflow.observability.trackers.interface import Tracker
 from hybridflow.parallel.file_records import FileRecord, all_files
 
@@ -62,8 +63,8 @@ class Loader(Stream, Protocol):
 class Run:
     """The objects that the loop works with.
 
-    `drain_calls` returns (role, method, seconds) of calls that ended since it was last called; `calls` are those in
-    flight; `stop` decides when the run ends; `report` writes the report page.
+    `trace` has the calls that have ended, `calls` those in flight; `stop` decides when the run ends; `report` writes
+    the report page.
     """
 
     trainer: Trainer
@@ -78,7 +79,7 @@ class Run:
     learners: Mapping[str, Trainable]
     policies: Sequence[Policy]
     decode: Decode
-    drain_calls: Callable[[], Iterable[tuple[str, str, float]]]
+    trace: CallTrace
     num_devices: int
     config: Mapping[str, object]
     calls: Abandons
@@ -259,9 +260,11 @@ class Loop:
         self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
-        for role, method, seconds in run.drain_calls():
-            run.timers.add(stage_name(role, method), seconds)
+        section = run.trace.record(STEP, self._step, started, self._step_seconds)
+        for (role, method), total in section.totals().items():
+            run.timers.add(stage_name(role, method), total.seconds)
         metrics = {"training/global_step": last(self._step), "training/epoch": last(epoch)}
+        metrics |= call_metrics(section)
         tokens, samples = _size(dataflow, prompts)
         metrics |= throughput(tokens, time.perf_counter() - started, samples, devices=run.num_devices)
         self._samples.end_step(self._step)
@@ -283,7 +286,7 @@ class Loop:
             found = [evaluate() for evaluate in run.evaluations]
         self._evaluation_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
-        run.drain_calls()
+        run.trace.record("evaluation", step, started, self._evaluation_seconds)
         self._samples.log(step, [sample for _, samples in found for sample in samples])
         self._evaluated = (self._evaluated[0] if self.first_evaluation else step, step)
         self._evaluation = {name: value for metrics, _ in found for name, value in plain(metrics).items()}
@@ -332,7 +335,7 @@ class Loop:
         run.stop.save_seconds = time.perf_counter() - started
         self._checkpoint_step = self._step
         log_to_file(logging.INFO, f"saved checkpoint={self._checkpoint} seconds={run.stop.save_seconds:.1f}")
-        run.drain_calls()
+        run.trace.record("checkpoint", self._step, started, run.stop.save_seconds)
 
     def _where_data_is(self) -> dict[str, object]:
         """A copy of the driver's state between two steps."""
@@ -354,7 +357,7 @@ class Loop:
     def _publish(self) -> None:
         """Gives the rollout the actor's weights, with the step as their version."""
         wait(*(policy.publish_weights(version=self._step) for policy in self._run.policies))
-        self._run.drain_calls()
+        self._run.trace.skip()
 
 
 @contextmanager

@@ -22,14 +22,14 @@ class TracingBackend(LocalBackend):
     def __init__(self) -> None:
         super().__init__()
         self._makers: dict[int, tuple[Packet, int]] = {}
-        self._numbers: dict[int, tuple[Pending, int]] = {}
+        self._last = self._forgotten = 0
         self._awaited: set[int] = set()
         self.calls: list[Call] = []
 
     def forget(self) -> None:
         """Drops the calls so far, which are not part of a step."""
         self._makers.clear()
-        self._numbers.clear()
+        self._forgotten = self._last
         self._awaited.clear()
         self.calls.clear()
 
@@ -41,14 +41,15 @@ class TracingBackend(LocalBackend):
         played = {"plays": spec.worker_class, "functions": functions}
         return super().spawn(replace(spec, worker_class=StandIn, kwargs=played), pool)
 
-    def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
+    def call(
+        self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE, number: int = 0
+    ) -> Pending:
         """Records the call, and lets the stand-in answer."""
-        pending = super().call(handle, method, arguments, form)
-        number = len(self.calls) + 1
+        pending = super().call(handle, method, arguments, form, number)
+        self._last = number
         for packet in pending.packets:
             assert isinstance(packet, Packet), f"a {type(packet)} among the packets"
-            self._makers[id(packet)] = (packet, number)
-        self._numbers[id(pending)] = (pending, number)
+            self._makers[id(packet)] = (packet, number - self._forgotten)
         given = (*arguments.args, *arguments.kwargs.values())
         portions = [value for value in given if isinstance(value, Portion)]
         self.calls.append(
@@ -69,7 +70,8 @@ class TracingBackend(LocalBackend):
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values; from now on every call comes after these."""
-        self._awaited.update(self._numbers[id(call)][1] for call in pending if id(call) in self._numbers)
+        numbers = (call.number - self._forgotten for call in pending)
+        self._awaited.update(number for number in numbers if number > 0)
         return super().wait(pending)
 
     def put(self, value: object) -> Stored:

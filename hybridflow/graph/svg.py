@@ -5,6 +5,7 @@ from xml.sax.saxutils import escape
 
 from hybridflow.graph.geometry import Band, Box, Layout, laid_out, line_y
 from hybridflow.graph.trace import Trace
+from hybridflow.observability.role_colors import DARK, LIGHT
 
 _STYLE = """
   .page { fill: #fbfbfd; } .band { fill: #f1f2f7; stroke: #dcdfe9; } .card { fill: #ffffff; stroke: #c9cddb; }
@@ -19,8 +20,6 @@ _DARK_STYLE = """
   .page { fill: #12141b; } .band { fill: #191c26; stroke: #2b3040; } .card { fill: #222633; stroke: #414759; }
   text { fill: #e9ebf3; } .soft { fill: #a1a8bd; } .hollow { stroke: #7d859b; }
 """
-_LIGHT = ("#0b7d72", "#9a5b00", "#6d3fc4", "#1d56b8", "#3c7a1f", "#b3263f")
-_DARK = ("#3fc5b5", "#e9a845", "#ab8bf5", "#6ba1f7", "#86c96a", "#f0798c")
 _CORNER = 5.0
 
 
@@ -55,8 +54,8 @@ def _styles(numbers: Sequence[int]) -> str:
         return "\n".join(f"  .s{n} {{ stroke: {of[n]}; }} .f{n} {{ fill: {of[n]}; }}" for n in numbers)
 
     return (
-        f"<style>{_STYLE}{colors(_LIGHT)}\n"
-        f"  @media (prefers-color-scheme: dark) {{{_DARK_STYLE}{colors(_DARK)}\n  }}\n</style>"
+        f"<style>{_STYLE}{colors(LIGHT)}\n"
+        f"  @media (prefers-color-scheme: dark) {{{_DARK_STYLE}{colors(DARK)}\n  }}\n</style>"
     )
 
 

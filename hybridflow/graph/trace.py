@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hybridflow.observability.role_colors import role_colors
+
 DRIVER = 0
 """The number of the driver, and of the data it was given, among calls that are numbered from 1."""
-
-NUM_COLORS = 6
-"""Colors of a drawing. Roles beyond the sixth start over with the first."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +105,7 @@ class Trace:
     @property
     def colors(self) -> Mapping[str, int]:
         """The number of each role's color, in the order in which the roles are first called."""
-        names = dict.fromkeys([*(call.role for call in self.calls), *(role.name for role in self.roles)])
-        return {name: number % NUM_COLORS for number, name in enumerate(names)}
+        return role_colors([*(call.role for call in self.calls), *(role.name for role in self.roles)])
 
 
 def scheduled(calls: Sequence[Call]) -> tuple[TracedCall, ...]:

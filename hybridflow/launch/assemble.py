@@ -11,7 +11,7 @@ from typing import cast
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.rollout import DEFAULT_SEQUENCES
-from hybridflow.controller.backends import BackendOptions, make_backend
+from hybridflow.controller.backends import Backend, BackendOptions, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.data.loader import Rows
 from hybridflow.dataflows.evaluate import Generate
@@ -32,6 +32,7 @@ from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.metrics import Metrics
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.samples import Sample
+from hybridflow.observability.trace import TRACE_FILE, CallTrace
 from hybridflow.observability.trackers.interface import Tracker
 from hybridflow.rewards.factory import all_need_answers
 
@@ -90,7 +91,7 @@ def assemble(
         learners={name: cast(Trainable, groups[name]) for name in plan.trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
-        drain_calls=backend.drain_calls,
+        trace=_call_trace(prepared, backend),
         num_devices=num_devices,
         config=plan.composed.redacted(),
         inputs=prepared.inputs,
@@ -98,6 +99,18 @@ def assemble(
         stop=stop,
         report=report,
         begun=begun,
+    )
+
+
+def _call_trace(prepared: Prepared, backend: Backend) -> CallTrace:
+    """The record of the run's calls, which a run that trains writes to its directory."""
+    trainer, checkpoint = prepared.plan.config.trainer, prepared.checkpoint
+    return CallTrace(
+        backend.drain_calls,
+        prepared.plan.pools,
+        prepared.directory / TRACE_FILE,
+        keep=trainer.trace_steps if trainer.total_steps else 0,
+        resume_after=checkpoint.step if checkpoint else 0,
     )
 
 

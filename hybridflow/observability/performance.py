@@ -1,5 +1,6 @@
 """Metrics of time, throughput and memory: `timing_s/*` and `perf/*`."""
 
+import math
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 import psutil
 from codetiming import Timer
 
+from hybridflow.observability.calls import Section
 from hybridflow.observability.metrics import Metrics, last, maximum, total
 
 
@@ -82,6 +84,13 @@ def throughput(tokens: int, seconds: float, samples: int, *, devices: int = 1) -
         "perf/throughput": last(tokens * rate / devices),
         "perf/samples_per_second": last(samples * rate),
     }
+
+
+def call_metrics(section: Section) -> Metrics:
+    """`perf/critical_path_seconds`, and `perf/idle_fraction/<pool>` of every pool, of one step."""
+    seconds = math.fsum(section.seconds_within(span) for span in section.critical_path())
+    idle = {f"perf/idle_fraction/{pool}": last(fraction) for pool, fraction in section.idle_fractions().items()}
+    return {"perf/critical_path_seconds": last(seconds), **idle}
 
 
 _GIB = 2.0**30

@@ -111,8 +111,9 @@ def test_workers_know_their_threads_and_ranks(talker):
 def test_the_seconds_of_calls_are_known(ray_backend, other_talker):
     ray_backend.drain_calls()
     other_talker.sleep(0.2).result()
-    seconds = {(role, method): spent for role, method, spent in ray_backend.drain_calls()}
-    assert 0.2 <= seconds["other_talker", "sleep"] < 0.4
+    [span] = ray_backend.drain_calls()
+    assert span.name == "other_talker.sleep"
+    assert 0.2 <= span.seconds < 0.4
     assert ray_backend.drain_calls() == []
 
 

@@ -26,7 +26,7 @@ OF_EVERY_STEP = {
     "prompt_length": ["mean", "max", "min"],
     "timing_s": ["gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor"],
     "timing_s/": ["update_weights", "step"],
-    "perf": ["total_num_tokens", "time_per_step", "throughput"],
+    "perf": ["total_num_tokens", "time_per_step", "throughput", "critical_path_seconds", "idle_fraction/main"],
     "training": ["global_step", "epoch", "rollout_probs_diff_max", "rollout_probs_diff_mean"],
     "rewards/exact_match": ["mean"],
 }
@@ -57,7 +57,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def test_everything_is_there(finished):
     found = {path.name for path in finished.directory.iterdir()}
     wanted = {"config.yaml", "metrics.jsonl", "samples.jsonl", "checkpoints", "report.html", "tensorboard", "run.log"}
-    wanted.add("ending.json")
+    wanted |= {"ending.json", "trace.json"}
     assert found == wanted
     assert {path.name for path in (finished.directory / "checkpoints").iterdir()} == {"step_2", "step_4"}
 
@@ -135,7 +135,14 @@ def test_the_report_needs_nothing_but_itself(finished):
     assert 'rel="stylesheet"' not in page
     for held_out in [row for row in sample_rows(finished.directory) if row["split"] == "eval"][:3]:
         assert held_out["prompt"] in page
-    for text in ("Curves", "Explained variance", "Where the time went", "Configuration", "coefficient: 0.05"):
+    for text in (
+        "Curves",
+        "Explained variance",
+        "Where the time went",
+        "Step 4 as a timeline",
+        "Configuration",
+        "coefficient: 0.05",
+    ):
         assert text in re.sub(r"<[^>]+>", "", page), text
 
 
@@ -176,6 +183,7 @@ def test_a_run_without_a_record_ends_well_and_says_what_is_missing(tmp_path):
         "config.yaml",
         "ending.json",
         "run.log",
+        "trace.json",
     }
     assert "checkpoint" in ended.words.partition("done 1 step")[2]
 

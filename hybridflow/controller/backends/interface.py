@@ -1,14 +1,15 @@
 """The interface of backends: where worker processes live, and how calls reach them."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
+from hybridflow.observability.calls import Span
 
 RAY_ADDRESS = "RAY_ADDRESS"
 """The environment variable with the address of the Ray cluster to join."""
@@ -41,6 +42,8 @@ class Arguments:
     args: tuple = ()
     kwargs: Mapping[str, object] = field(default_factory=dict)
     stored: tuple[Stored, ...] = ()
+    takes: frozenset[int] = frozenset()
+    """The numbers of the calls that made these objects."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +60,12 @@ class Pending:
     changes: bool = True
     """See `AnswerForm.changes`."""
 
+    number: int = 0
+    """The number of the call in the backend's `call_log`, which all its ranks share; 0 for a call that it lacks."""
+
+    sent: float = 0.0
+    """Seconds since the epoch."""
+
 
 @dataclass(frozen=True)
 class BackendOptions:
@@ -72,23 +81,6 @@ class BackendOptions:
     hang_timeout_seconds: float = 45.0
     while_waiting: Callable[[], None] = lambda: None
     """Called about twice per second while the driver waits for workers in other processes; may raise."""
-
-
-class CallTimes:
-    """Seconds that roles spent in their methods, on the slowest rank of each."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-
-    def add(self, role: str, method: str, rank: int, seconds: float) -> None:
-        """Adds the time of one rank's call."""
-        self._seconds[role, method][rank] += seconds
-
-    def drain(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds since the last drain."""
-        drained = [(role, method, max(ranks.values())) for (role, method), ranks in self._seconds.items()]
-        self._seconds.clear()
-        return drained
 
 
 class Abandons(Protocol):
@@ -113,12 +105,16 @@ class Abandons(Protocol):
 class Backend(Abandons, Protocol):
     """Runs workers. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
+    call_log: CallLog
+
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """Starts one worker per device of the pool, without waiting; the pool's first role starts its processes."""
         ...
 
-    def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
-        """Starts a method; calls to one pool run in call order."""
+    def call(
+        self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE, number: int = 0
+    ) -> Pending:
+        """Starts a method; calls to one pool run in call order. `number` is that of `Pending`."""
         ...
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
@@ -133,8 +129,8 @@ class Backend(Abandons, Protocol):
         """Stored values, copied to this process."""
         ...
 
-    def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds (of its slowest rank) of the calls that have ended since the last drain."""
+    def drain_calls(self) -> list[Span]:
+        """The calls that have ended since the last drain, on each rank."""
         ...
 
     def kill(self, handles: Sequence[Handle]) -> None:

@@ -1,22 +1,25 @@
 """Workers in this process: calls run immediately, nothing is copied, and a debugger stops in the frame that failed."""
 
 import socket
+import time
 from collections.abc import Sequence
 
-from hybridflow.controller.backends.interface import Arguments, CallTimes, Handle, Pending, Stored
+from hybridflow.controller.backends.interface import Arguments, Handle, Pending, Stored
+from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.failures import CallFailed
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm, WorkerHost
+from hybridflow.observability.calls import Span
 
 
 class LocalBackend:
     """Every rank of every pool in this process, one after another. Ranks cannot communicate: use one per role."""
 
     def __init__(self, *, threads: int | None = None) -> None:
+        self.call_log = CallLog()
         self._threads = threads
         self._hosts: dict[ResourcePool, list[WorkerHost]] = {}
-        self._times = CallTimes()
         self._marked = 0
 
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
@@ -29,22 +32,25 @@ class LocalBackend:
                 raise _from_frame(failed) from failed.__cause__
         return [Handle(spec.role, spec.role, rank, pool, host) for rank, host in enumerate(hosts)]
 
-    def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
+    def call(
+        self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE, number: int = 0
+    ) -> Pending:
         """Runs the method; its exception is raised here."""
-        host, target = handle.host, [handle.worker, handle.role, method]
+        host, target, sent = handle.host, [handle.worker, handle.role, method], time.time()
         assert isinstance(host, WorkerHost), f"a handle of another backend: {host}"
         try:
             answer = host.run(target, form, arguments.args, arguments.kwargs, *arguments.stored)
         except CallFailed as failed:
             raise _from_frame(failed) from failed.__cause__
-        timed, *packets = answer if isinstance(answer, tuple) else (answer,)
-        assert isinstance(timed, list), f"not a timed answer: {timed}"
-        value, seconds = timed
-        self._times.add(handle.role, method, handle.rank, seconds)
-        return Pending(handle, method, value, tuple(packets), done=True)
+        first, *packets = answer if isinstance(answer, tuple) else (answer,)
+        assert isinstance(first, list), f"not an answer with its measurements: {first}"
+        value, *measured = first
+        self.call_log.answered(number, handle.rank, measured, sent=sent, now=time.time())
+        return Pending(handle, method, value, tuple(packets), done=True, number=number, sent=sent)
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values: local calls have always returned."""
+        self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
 
     def put(self, value: object) -> Stored:
@@ -55,8 +61,9 @@ class LocalBackend:
         """The values themselves."""
         return list(stored)
 
-    def drain_calls(self) -> list[tuple[str, str, float]]:
-        return self._times.drain()
+    def drain_calls(self) -> list[Span]:
+        """All calls since the last drain."""
+        return self.call_log.drain()
 
     def mark(self) -> None:
         """Records how many changing calls have begun."""

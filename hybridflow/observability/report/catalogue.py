@@ -41,6 +41,7 @@ _ENTRIES = (
     ),
     _Entry("Learning rates", r"(?:actor|critic)/lr", ""),
     _Entry("Throughput", r"perf/throughput", "Tokens per second per device."),
+    _Entry("Idle pools", r"perf/idle_fraction/.+", "Fraction of a step in which no rank of the pool runs a call."),
 )
 
 _NOT_CHARTED = re.compile(r"timing_s/(?!reshard).*|training/global_step")

@@ -15,6 +15,7 @@ from hybridflow.observability.report.config import config_section
 from hybridflow.observability.report.document import html_page, write_page
 from hybridflow.observability.report.record import RunRecord, Series, read_record
 from hybridflow.observability.report.samples import samples_section
+from hybridflow.observability.report.timeline import timeline_section
 from hybridflow.observability.report.timing import timing_section
 
 _HEADLINE_STEPS = 5
@@ -39,8 +40,8 @@ def current_record(run_dir: Path, *, is_over: bool) -> RunRecord:
 
 def report_page(record: RunRecord, *, is_renewed: bool = False) -> str:
     """The whole page as HTML; `is_renewed`: it is written again while it is open, so it refreshes itself."""
-    body = _header(record) + _curves(record) + timing_section(record.metrics) + samples_section(record)
-    body += config_section(record.config_text) + _others(record)
+    body = _header(record) + _curves(record) + timing_section(record.metrics) + timeline_section(record.trace)
+    body += samples_section(record) + config_section(record.config_text) + _others(record)
     return html_page(f"{record.name} - run report", body, is_renewed=is_renewed)
 
 

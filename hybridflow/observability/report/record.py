@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -11,11 +11,13 @@ from typing import Literal
 
 from hybridflow.errors import Advice, DataError
 from hybridflow.observability import diagnosis
+from hybridflow.observability.calls import Section
 from hybridflow.observability.ending import ENDING_FILE, Ending, read_ending
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.logs import DATA_LOGGERS, LOG_FILE
 from hybridflow.observability.provenance import STARTED
 from hybridflow.observability.samples import Sample, sample_of_row
+from hybridflow.observability.trace import TRACE_FILE, read_trace
 
 _LOGGED = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (?P<level>[A-Z]+) +(?P<logger>[\w.]+) (?P<message>.*)")
 _DATA_LOGGERS = tuple(f"{name}." for name in DATA_LOGGERS)
@@ -66,6 +68,8 @@ class RunRecord:
     ending: Ending | None = None
     """How the run ended; None while it is running."""
     warnings: Warnings = field(default_factory=Warnings)
+    trace: Sequence[Section] = ()
+    """The calls of the latest steps."""
 
     @property
     def last_step(self) -> int:
@@ -98,7 +102,7 @@ class RunRecord:
 def stamps(run_dir: Path) -> list[tuple[int, int] | None]:
     """The times and sizes of the files that `read_record` reads, which tell whether it would read the same again."""
     found: list[tuple[int, int] | None] = []
-    for name in ("metrics.jsonl", "samples.jsonl", "config.yaml", LOG_FILE, ENDING_FILE):
+    for name in ("metrics.jsonl", "samples.jsonl", "config.yaml", LOG_FILE, ENDING_FILE, TRACE_FILE):
         try:
             status = (run_dir / name).stat()
         except OSError:
@@ -128,6 +132,7 @@ def read_record(run_dir: Path) -> RunRecord:
         written=datetime.fromtimestamp(path.stat().st_mtime),
         ending=read_ending(run_dir),
         warnings=_read_warnings(run_dir / LOG_FILE),
+        trace=read_trace(run_dir),
     )
 
 

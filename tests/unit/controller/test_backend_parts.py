@@ -7,7 +7,6 @@ import pytest
 import ray
 
 from hybridflow.controller import BackendOptions, ResourcePool, make_backend
-from hybridflow.controller.backends.interface import CallTimes
 from hybridflow.controller.backends.ray.cluster import _initialized, check_cluster
 from hybridflow.controller.backends.ray.host import visible_index
 from hybridflow.controller.backends.ray.placement import Supply, divided_groups, slots_by_rank, too_few_devices
@@ -131,15 +130,6 @@ def test_a_driver_that_was_stopped_for_minutes_does_not_blame_the_head():
 )
 def test_a_gpu_is_counted_among_the_visible_ones(gpu, visible, index):
     assert visible_index(gpu, visible) == index
-
-
-def test_the_busiest_rank_counts():
-    times = CallTimes()
-    for rank, seconds in [(0, 1.0), (1, 3.0), (0, 1.0), (1, 0.5)]:
-        times.add("actor", "update", rank, seconds)
-    times.add("critic", "values", 0, 2.0)
-    assert times.drain() == [("actor", "update", 3.5), ("critic", "values", 2.0)]
-    assert times.drain() == []
 
 
 def test_a_backend_that_is_not_there_is_named():

@@ -7,6 +7,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.partition import SLACK_FRACTION, divided, partition
+from hybridflow.controller.tables import Taken
 from hybridflow.errors import BatchError
 from tests.unit.controller.workers import Model
 
@@ -54,12 +55,12 @@ def test_balanced_rows_stay_on_the_shard_they_lie_on():
     parts = partition(shuffled, 3, role="critic")
     assert parts is not None
     for shard, part in enumerate(parts):
-        stored: list[object] = []
-        portion = shuffled.portion(part, stored, wanted=("response_ids",))
-        (taken,) = portion.tables[1].shards
-        assert taken.rows is None
+        taken = Taken()
+        portion = shuffled.portion(part, taken, wanted=("response_ids",))
+        (read,) = portion.tables[1].shards
+        assert read.rows is None
         assert portion.tables[1].order is None
-        assert stored[taken.slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
+        assert taken.stored[read.slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
 
 
 def test_without_uids_rows_are_consecutive():

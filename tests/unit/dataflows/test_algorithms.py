@@ -129,8 +129,8 @@ def test_without_a_pass_for_old_logprobs_the_run_is_the_same_bit_for_bit(toy_dir
         dataflow.wants_old_logprobs = wants
         roles.backend.drain_calls()
         metrics = steps(dataflow, 3)
-        calls = [(role, method) for role, method, _ in roles.backend.drain_calls()]
-        assert (("actor", "logprobs") in calls) is wants
+        calls = [span.name for span in roles.backend.drain_calls()]
+        assert ("actor.logprobs" in calls) is wants
         trained.append([{n: v for n, v in plain(step).items() if not n.startswith("timing_s/")} for step in metrics])
         batch = roles.groups["actor"].logprobs(dataflow.last_batch).fetch(["old_logprobs"])
         found.append(batch.tokens("old_logprobs").values)

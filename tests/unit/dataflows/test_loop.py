@@ -20,6 +20,7 @@ from hybridflow.elastic.stopping import Abandoned
 from hybridflow.errors import ConfigError, WorkerError
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.observability.performance import StageTimers
+from hybridflow.observability.trace import CallTrace
 from tests.unit.dataflows.programs import Counting, Notebook, Roles, calculator_prompts, local_roles
 
 
@@ -50,7 +51,7 @@ def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Co
         learners={"actor": roles.groups["actor"]},
         policies=[roles.groups["actor"]],
         decode=decoder(directory),
-        drain_calls=roles.backend.drain_calls,
+        trace=CallTrace(roles.backend.drain_calls, {"main": 1}),
         num_devices=1,
         config={"trainer.seed": 0},
         calls=roles.backend,
@@ -94,6 +95,11 @@ def test_checkpoints_are_every_so_often_and_after_the_last_step(finished):
 def test_seconds_are_reported_by_stage(finished):
     rows = finished.tracker.rows
     assert {"timing_s/step", "perf/total_num_tokens", "perf/time_per_step", "perf/throughput"} <= rows[1].keys()
+    for row in list(rows.values())[1:]:
+        assert 0.0 < row["perf/critical_path_seconds"] <= row["timing_s/step"]
+        assert row["perf/critical_path_seconds"] == pytest.approx(
+            row["timing_s/step"] * (1.0 - row["perf/idle_fraction/main"]), abs=1e-3
+        )
     assert "timing_s/testing" in rows[2]
     assert "timing_s/testing" not in rows[3]
     assert "timing_s/save_checkpoint" in rows[3]

@@ -6,6 +6,7 @@ messages, through the driver's memory, which is faster than the object store.
 
 import atexit
 import os
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -19,9 +20,11 @@ from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool, warn_of_divided_groups
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.backends.ray.watch import Watch, references_of
+from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
+from hybridflow.observability.calls import Span
 
 POLL_SECONDS = 0.5
 """How often a waiting driver checks the other calls and all processes."""
@@ -37,7 +40,8 @@ class RayBackend:
         self._pools: dict[ResourcePool, PlacedPool] = {}
         self._owns_ray = connect(options.devices, options.nodes, options.device)
         self._pulse = Pulse()
-        self._watch = Watch(self._hosts, self._pulse, options)
+        self.call_log = CallLog()
+        self._watch = Watch(self._hosts, self._pulse, options, self.call_log)
         atexit.register(self.shutdown)
 
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
@@ -58,12 +62,14 @@ class RayBackend:
             handles.append(handle)
         return handles
 
-    def call(self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE) -> Pending:
+    def call(
+        self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE, number: int = 0
+    ) -> Pending:
         """Sends the call to the actor, where Ray resolves references among the arguments."""
         host = host_of(handle)
         if host.died is not None:
             raise host.died
-        run, target = host.actor.run, [handle.worker, handle.role, method]
+        run, target, sent_at = host.actor.run, [handle.worker, handle.role, method], time.time()
         if form is VALUE and not arguments.args and not arguments.kwargs:
             value = run.remote(target)
             packets: tuple[ray.ObjectRef, ...] = ()
@@ -72,7 +78,7 @@ class RayBackend:
             answer = sent.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
-        pending = Pending(handle, method, value, packets, changes=form.changes)
+        pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
         self._watch.add(pending)
         return pending
 
@@ -90,6 +96,7 @@ class RayBackend:
                 self._watch.look_at_silence()
             except RayError as error:
                 self._raise_translated(error)
+        self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
 
     def put(self, value: object) -> Stored:
@@ -107,10 +114,10 @@ class RayBackend:
             except RayError as error:
                 self._raise_translated(error)
 
-    def drain_calls(self) -> list[tuple[str, str, float]]:
-        """Role, method and seconds (of the slowest rank) of the calls that have finished since the last drain."""
+    def drain_calls(self) -> list[Span]:
+        """The calls that have finished since the last drain, on each rank."""
         self._watch.look_at_calls()
-        return self._watch.times.drain()
+        return self.call_log.drain()
 
     def mark(self) -> None:
         """Records how many changing calls have been sent to each process."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from hybridflow.controller.backends.interface import BackendOptions, CallTimes, Pending, Stored
+from hybridflow.controller.backends.interface import BackendOptions, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import has_ray_ended
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.pulse import Pulse
+from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.failures import (
     CallFailed,
     HostInfo,
@@ -32,8 +33,10 @@ _RAY_ENDS_SECONDS = 2.0
 class Watch:
     """The pending calls. `hosts` returns the current processes of all pools."""
 
-    def __init__(self, hosts: Callable[[], Sequence[Host]], pulse: Pulse, options: BackendOptions) -> None:
-        self.times = CallTimes()
+    def __init__(
+        self, hosts: Callable[[], Sequence[Host]], pulse: Pulse, options: BackendOptions, call_log: CallLog
+    ) -> None:
+        self._call_log = call_log
         self._hosts = hosts
         self._pulse = pulse
         self._options = options
@@ -158,14 +161,15 @@ class Watch:
         )
 
     def _note(self, call: Pending, answer: object) -> None:
-        """Records that a call has succeeded, and its duration."""
+        """Records that a call has succeeded, and what its rank measured."""
         self._calls.pop(call.value, None)
         call.done = True
-        call.value, seconds = answer if isinstance(answer, list) else (answer, 0.0)
-        if isinstance(call.value, HostInfo):
-            host_of(call.handle).info = call.value
-        else:
-            self.times.add(call.handle.role, call.method, call.handle.rank, seconds)
+        if isinstance(answer, HostInfo):
+            call.value = host_of(call.handle).info = answer
+        elif isinstance(answer, list):
+            call.value, *measured = answer
+            rank, node = call.handle.rank, _node(call)
+            self._call_log.answered(call.number, rank, measured, node=node, sent=call.sent, now=time.time())
 
     def _look_for_death_behind(self, error: WorkerError) -> None:
         """Raises the error of a dead peer, if there is one: its death breaks the connections of other ranks."""

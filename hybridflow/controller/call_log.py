@@ -1,0 +1,105 @@
+"""The driver's record of its calls: what each needed, and what its ranks measured."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hybridflow.observability.calls import Span
+
+Measured = Sequence[float]
+"""What a rank measures of a call: start (seconds since the epoch, on its clock), seconds, bytes in and out, rows and
+tokens, as in `Span`."""
+
+
+@dataclass
+class _Call:
+    role: str
+    method: str
+    pool: str
+    needs: tuple[int, ...]
+    answering: Collection[int]
+    unanswered: int
+
+
+@dataclass
+class _Offset:
+    """Bounds on what must be added to the clock of a node: no call starts before it is sent, nor ends after its answer
+    is here."""
+
+    least: float = float("-inf")
+    most: float = float("inf")
+
+    @property
+    def seconds(self) -> float:
+        """0 if that is possible, else the bound next to it."""
+        return max(self.least, min(0.0, self.most))
+
+
+@dataclass
+class CallLog:
+    """Calls in the driver's order. Ranks send what they measured together with their answers.
+
+    Clocks of other nodes are corrected with bounds that the calls themselves give: a call cannot start before it is
+    sent, nor end after its answer has arrived.
+    """
+
+    _begun: int = 0
+    _calls: dict[int, _Call] = field(default_factory=dict)
+    _read: set[int] = field(default_factory=set)
+    """Calls whose answers the driver has read, without those that one of the others needs."""
+
+    _spans: list[tuple[str, Span]] = field(default_factory=list)
+    """Spans with the node on which they ran, on that node's clock."""
+
+    _offsets: dict[str, _Offset] = field(default_factory=dict)
+
+    def begin(
+        self, role: str, method: str, pool: str, *, takes: Iterable[int], ranks: int, answering: Collection[int]
+    ) -> int:
+        """The number of a call that takes columns of some others."""
+        self._begun += 1
+        taken = set(takes)
+        implied = {number for taken_from in taken & self._calls.keys() for number in self._calls[taken_from].needs}
+        needs = tuple(sorted(taken | (self._read - implied)))
+        self._calls[self._begun] = _Call(role, method, pool, needs, answering, ranks)
+        return self._begun
+
+    def read(self, numbers: Iterable[int]) -> None:
+        """The driver has read the answers of some calls, so that all later calls come after them."""
+        for number in set(numbers) - {0}:
+            if number in self._calls:
+                self._read.difference_update(self._calls[number].needs)
+            self._read.add(number)
+
+    def answered(self, number: int, rank: int, measured: Measured, *, node: str = "", sent: float, now: float) -> None:
+        """A rank has answered a call that was sent at a time, both times on this process's clock."""
+        call = self._calls.get(number)
+        if call is None:
+            return
+        start, seconds, bytes_in, bytes_out, rows, tokens = measured
+        offset = self._offsets.setdefault(node, _Offset())
+        offset.least, offset.most = max(offset.least, sent - start), min(offset.most, now - start - seconds)
+        call.unanswered -= 1
+        span = Span(
+            number,
+            call.role,
+            call.method,
+            call.pool,
+            rank,
+            start,
+            seconds,
+            bytes_in=int(bytes_in),
+            bytes_out=int(bytes_out),
+            rows=int(rows),
+            tokens=int(tokens),
+            answers=rank in call.answering,
+            needs=call.needs,
+        )
+        self._spans.append((node, span))
+
+    def drain(self) -> list[Span]:
+        """What has been answered since the last drain, by call and rank, on this process's clock."""
+        spans = [replace(span, start=span.start + self._offsets[node].seconds) for node, span in self._spans]
+        self._spans.clear()
+        self._offsets.clear()
+        self._calls = {number: call for number, call in self._calls.items() if call.unanswered}
+        return sorted(spans, key=lambda span: (span.call, span.rank))

@@ -1,0 +1,108 @@
+"""trace.json of real runs: every call of every step on every rank, and what runs concurrently on separate pools."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from hybridflow.controller import Backend
+from hybridflow.observability.calls import Section, Span
+from hybridflow.observability.trace import STEP, read_trace
+from tests.distributed.runs import metric_rows, rows_of_run, run_well, small_run
+
+PPO_CALLS = {
+    "rollout.generate", "reward.score", "reference.logprobs", "critic.values", "actor.logprobs", "critic.advantages",
+    "critic.update", "actor.update",
+}  # fmt: skip
+LOOKED_AT = ("reward.score", "reference.logprobs", "critic.values")
+WITH_REFERENCE = "algorithm.kl={placement: reward, coefficient: 0.05}"
+PONDERING = """
+import time
+
+def ponder(prompts, completions, answer, **columns):
+    time.sleep(1.5)
+    return [float(completion == expected) for completion, expected in zip(completions, answer)]
+"""
+
+
+def steps_of(run_dir: Path) -> list[Section]:
+    return [section for section in read_trace(run_dir) if section.what == STEP]
+
+
+def only(step: Section, name: str) -> Span:
+    [span] = [span for span in step.spans if span.name == name]
+    return span
+
+
+def assert_sound(step: Section) -> None:
+    """Each call is there on each rank of its pool, once; spans of one rank do not overlap; the path has a length."""
+    places = {(span.pool, span.rank): [] for span in step.spans}
+    for call in {span.call for span in step.spans}:
+        own = [span for span in step.spans if span.call == call]
+        assert sorted(span.rank for span in own) == list(range(step.pools[own[0].pool])), own
+    for span in sorted(step.spans, key=lambda span: span.start):
+        places[span.pool, span.rank].append(span)
+    for spans in places.values():
+        assert all(before.end <= after.start + 1e-6 for before, after in pairwise(spans))
+    longest = max(map(step.seconds_within, step.spans))
+    assert longest <= sum(map(step.seconds_within, step.critical_path())) <= step.seconds + 1e-4
+
+
+@pytest.mark.ray
+def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_shorter_than_its_calls(
+    tmp_path: Path, ray_backend: Backend
+):
+    (tmp_path / "slow.py").write_text(PONDERING)
+    pools = "placement.pools={policy: {devices: 1}, judge: {devices: 1}, frozen: {devices: 1}, values: {devices: 1}}"
+    roles = "placement.roles={reward: judge, reference: frozen, critic: values}"
+    settings = [f"reward.functions=[{tmp_path}/slow.py:ponder]", "reward.processes=0", WITH_REFERENCE, pools, roles]
+    settings += ["trainer={backend: ray, devices: 4, total_steps: 3, eval_every: 0, save_every: 0}"]
+    rows = rows_of_run(tmp_path / "run", [*small_run(tmp_path), *settings, "rollout.samples_per_prompt=32"])
+    steps = steps_of(tmp_path / "run")
+    assert [step.step for step in steps] == [1, 2, 3]
+    overlaps = []
+    for step, row in zip(steps, rows[-3:], strict=True):
+        assert_sound(step)
+        assert PPO_CALLS <= {span.name for span in step.spans}
+        spans = [only(step, name) for name in LOOKED_AT]
+        overlaps.append(min(span.end for span in spans) - max(span.start for span in spans))
+        assert step.seconds < sum(total.seconds for total in step.totals().values())
+        path = [span.name for span in step.critical_path()]
+        assert path[-1] in ("actor.update", "critic.update") and "reward.score" in path
+        assert 1.5 < row["perf/critical_path_seconds"] <= row["timing_s/step"] + 1e-4
+        for pool in ("policy", "frozen", "values"):  # all three wait for most of the reward's 1.5 s
+            assert 0.0 < row[f"perf/idle_fraction/{pool}"] <= 1.0
+        assert row["perf/idle_fraction/judge"] < row["perf/idle_fraction/frozen"]
+    # On busy cores a short call may start when another has ended; the reward's sleep is in every overlap of two.
+    assert max(overlaps) > 0.0
+
+
+@pytest.mark.ray
+def test_ranks_of_one_pool_run_all_calls_in_call_order_and_rows_are_counted_once(tmp_path: Path, ray_backend: Backend):
+    settings = ["trainer={backend: ray, devices: 4, total_steps: 2, eval_every: 2, save_every: 2}", WITH_REFERENCE]
+    settings += ["actor={engine: fsdp, parallelism: {tensor: 2}}"]
+    rows_of_run(tmp_path / "run", [*small_run(tmp_path), *settings])
+    sections = read_trace(tmp_path / "run")
+    assert [(section.what, section.step) for section in sections] == [
+        ("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("checkpoint", 2)
+    ]  # fmt: skip
+    for step in steps_of(tmp_path / "run"):
+        assert_sound(step)
+        totals = {f"{role}.{method}": total for (role, method), total in step.totals().items()}
+        assert PPO_CALLS <= set(totals)
+        assert {name: totals[name].rows for name in PPO_CALLS} == dict.fromkeys(PPO_CALLS, 16)
+        assert totals["actor.update"].tokens == totals["critic.values"].tokens > totals["rollout.generate"].tokens > 0
+        [score] = {span.call for span in step.spans if span.name == "reward.score"}
+        [generate] = {span.call for span in step.spans if span.name == "rollout.generate"}
+        assert all(generate in span.needs for span in step.spans if span.call == score)
+
+
+def test_a_resumed_run_continues_its_trace_and_no_trace_is_written_if_none_is_wanted(tmp_path: Path):
+    settings = [*small_run(tmp_path), f"trainer.run_dir={tmp_path}/run"]
+    run_well([*settings, "trainer.total_steps=2"])
+    run_well([*settings, "trainer.total_steps=4"])
+    assert [step.step for step in steps_of(tmp_path / "run")] == [1, 2, 3, 4]
+    for step, row in zip(steps_of(tmp_path / "run"), metric_rows(tmp_path / "run")[1:], strict=True):
+        assert step.seconds == pytest.approx(row["timing_s/step"], abs=0.05)
+    rows_of_run(tmp_path / "without", [*small_run(tmp_path), "trainer={total_steps: 1, trace_steps: 0}"])
+    assert not (tmp_path / "without" / "trace.json").exists()

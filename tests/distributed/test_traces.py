@@ -17,10 +17,10 @@ PPO_CALLS = {
 LOOKED_AT = ("reward.score", "reference.logprobs", "critic.values")
 WITH_REFERENCE = "algorithm.kl={placement: reward, coefficient: 0.05}"
 PONDERING = """
-import time
+import asyncio
 
-def ponder(prompts, completions, answer, **columns):
-    time.sleep(1.5)
+async def ponder(prompts, completions, answer, **columns):
+    await asyncio.sleep(1.5)
     return [float(completion == expected) for completion, expected in zip(completions, answer)]
 """
 
@@ -63,12 +63,12 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
     overlaps = []
     for step, row in zip(steps, rows[-3:], strict=True):
         assert_sound(step)
-        assert PPO_CALLS <= {span.name for span in step.spans}
+        assert {span.name for span in step.spans} >= PPO_CALLS
         spans = [only(step, name) for name in LOOKED_AT]
         overlaps.append(min(span.end for span in spans) - max(span.start for span in spans))
         assert step.seconds < sum(total.seconds for total in step.totals().values())
-        path = [span.name for span in step.critical_path()]
-        assert path[-1] in ("actor.update", "critic.update") and "reward.score" in path
+        path = {span.name for span in step.critical_path()}
+        assert "reward.score" in path and path & {"actor.update", "critic.update"}
         assert 1.5 < row["perf/critical_path_seconds"] <= row["timing_s/step"] + 1e-4
         for pool in ("policy", "frozen", "values"):  # all three wait for most of the reward's 1.5 s
             assert 0.0 < row[f"perf/idle_fraction/{pool}"] <= 1.0
@@ -77,6 +77,7 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
     assert max(overlaps) > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ranks_of_one_pool_run_all_calls_in_call_order_and_rows_are_counted_once(tmp_path: Path, ray_backend: Backend):
     settings = ["trainer={backend: ray, devices: 4, total_steps: 2, eval_every: 2, save_every: 2}", WITH_REFERENCE]
@@ -89,7 +90,7 @@ def test_ranks_of_one_pool_run_all_calls_in_call_order_and_rows_are_counted_once
     for step in steps_of(tmp_path / "run"):
         assert_sound(step)
         totals = {f"{role}.{method}": total for (role, method), total in step.totals().items()}
-        assert PPO_CALLS <= set(totals)
+        assert set(totals) >= PPO_CALLS
         assert {name: totals[name].rows for name in PPO_CALLS} == dict.fromkeys(PPO_CALLS, 16)
         assert totals["actor.update"].tokens == totals["critic.values"].tokens > totals["rollout.generate"].tokens > 0
         [score] = {span.call for span in step.spans if span.name == "reward.score"}

@@ -33,10 +33,10 @@ def timeline_section(sections: Sequence[Section]) -> str:
     legend = "".join(f'<li class="r{color}">{shown(role)}</li>' for role, color in colors.items())
     return (
         f'<section id="timeline">{_style()}<h2>Step {step.step} as a timeline</h2>'
-        f'<p class="note">The calls in full color are the critical path, {formatting.short(seconds)} s of the step of'
-        f" {formatting.short(step.seconds)} s: only if these become faster, or run concurrently, does the step become"
-        f" shorter. {TRACE_FILE} has the calls of the last {formatting.counted(len(steps), 'step')}; Perfetto"
-        ' (ui.perfetto.dev) opens it.</p><div class="card"><ul class="legend">'
+        f'<p class="note">The calls in full color are the critical path, {formatting.short(seconds)} s of the'
+        f" {formatting.short(step.seconds)} s: making other calls faster does not shorten the step. {TRACE_FILE} has"
+        f" the calls of the last {formatting.counted(len(steps), 'step')}; open it in Perfetto (ui.perfetto.dev).</p>"
+        '<div class="card"><ul class="legend">'
         f"{legend}</ul>{_drawing(step, path, colors)}</div>{_table(step, sections, colors, path)}</section>"
     )
 

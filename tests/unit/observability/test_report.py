@@ -4,12 +4,14 @@ import json
 import math
 import os
 import re
+import time
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridflow.observability.calls import Span
 from hybridflow.observability.ending import Ending, write_ending
 from hybridflow.observability.report import write_report
 from hybridflow.observability.report.charts import (
@@ -24,6 +26,7 @@ from hybridflow.observability.report.charts import (
 from hybridflow.observability.report.config import config_section
 from hybridflow.observability.report.record import Series, read_record
 from hybridflow.observability.report.timing import stage_times
+from hybridflow.observability.trace import CallTrace
 
 
 def _run_dir(tmp_path, steps=40, response="<script>alert(1)</script>"):
@@ -69,6 +72,54 @@ def test_the_report_is_one_balanced_page_without_outside_resources_that_shows_th
     assert '<li class="c0">critic/score/mean</li>' in page and "<tr><td>my/flat</td><td>1.00</td></tr>" in page
     assert "step 40 (correct: a score of 0.5 or more)" in page
     assert '<span class="chip wrong" title="score 0">45</span>' in page
+
+
+def _call(number: int, role: str, place: tuple[str, int], times: tuple[float, float], *, needs=()) -> Span:
+    sizes = {"bytes_in": 2_000_000, "bytes_out": 0, "rows": 8, "tokens": 1200}
+    return Span(number, role, "work", *place, times[0], times[1] - times[0], **sizes, answers=True, needs=needs)
+
+
+def _timeline(tmp_path, ranks: int, role: str = "judge") -> str:
+    """The timeline of a step of 10 s: the actor's first 4 s on all ranks, 1 to 3 s of the judge, 5 s of the actor."""
+    begin = time.time() - 10.0
+    calls = [_call(1, "actor", ("main", rank), (begin, begin + 4.0 - rank / 100)) for rank in range(ranks)]
+    calls.append(_call(2, role, ("small", 0), (begin + 1.0, begin + 3.0)))
+    calls += [_call(3, "actor", ("main", rank), (begin + 4.5, begin + 9.5), needs=(1, 2)) for rank in range(ranks)]
+    calls.append(_call(4, "late", ("small", 0), (begin - 3.0, begin - 2.0)))
+    trace = CallTrace(lambda: calls, {"main": ranks, "small": 1}, tmp_path / "trace.json", keep=3)
+    trace.record("step", 40, time.perf_counter() - 10.0, 10.0)
+    page = write_report(_run_dir(tmp_path)).read_text()
+    balanced(page)
+    return page.partition('<section id="timeline">')[2].partition("</section>")[0]
+
+
+def test_the_last_step_is_drawn_with_a_row_per_rank_idle_pools_and_the_critical_path(tmp_path):
+    drawn = _timeline(tmp_path, ranks=2)
+    assert "Step 40 as a timeline" in drawn
+    assert re.search(
+        r"critical path, 9(\.00)? s of the 10(\.0)? s", drawn
+    )  # times are whole microseconds, rounded down
+    assert "main: 2 ranks, idle 10%" in drawn and "small: 1 rank, idle 80%" in drawn
+    assert [drawn.count(f">rank {rank}<") for rank in range(3)] == [2, 1, 0]
+    calls = re.findall(r'<g class="call (r\d)( critical)?"><title>(\w+)\.work: ([\d.]+) s', drawn)
+    assert sorted(calls) == [
+        ("r0", "", "actor", "3.99"), ("r0", "", "actor", "5"), ("r0", " critical", "actor", "4"),
+        ("r0", " critical", "actor", "5"), ("r1", "", "judge", "2"),
+    ]  # fmt: skip
+    assert "late" not in drawn, "it ran before the step"
+    cells = re.sub(r"</?t[dr]>", "|", drawn).replace("||", "|")
+    assert re.search(r"actor\.work\|9(\.00)?\|90%\|9(\.00)?\|9(\.00)?\|32\|4\.8k\|8\|", cells)
+
+
+def test_more_than_16_ranks_are_drawn_as_one_row_per_pool(tmp_path):
+    drawn = _timeline(tmp_path, ranks=40)
+    assert drawn.count(">all ranks<") == 2 and ">rank 0<" not in drawn
+    assert drawn.count("<title>") == 3 and drawn.count(' critical"') == 2
+    assert len(drawn) < 12_000
+
+
+def test_names_in_a_timeline_are_escaped(tmp_path):
+    assert "<script>" not in _timeline(tmp_path, ranks=1, role="<script>alert(1)</script>")
 
 
 def test_a_tile_says_which_step_was_evaluated_last_and_over_how_many_steps_a_mean_is(tmp_path):

@@ -98,7 +98,10 @@ class CallLog:
 
     def drain(self) -> list[Span]:
         """What has been answered since the last drain, by call and rank, on this process's clock."""
-        spans = [replace(span, start=span.start + self._offsets[node].seconds) for node, span in self._spans]
+        offsets = {node: offset.seconds for node, offset in self._offsets.items()}
+        spans = [
+            replace(span, start=span.start + offsets[node]) if offsets[node] else span for node, span in self._spans
+        ]
         self._spans.clear()
         self._offsets.clear()
         self._calls = {number: call for number, call in self._calls.items() if call.unanswered}

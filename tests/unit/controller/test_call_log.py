@@ -81,9 +81,8 @@ def test_the_clock_of_another_node_is_corrected_by_what_its_calls_allow(ahead):
     """Calls of 1 s begin 20 ms after they are sent, and their answers are here 30 ms after they end."""
     log, now = CallLog(), 1_800_000_000.0
     for sent in (now, now + 5.0):
+        number = log.begin("actor", "update", "main", takes=(), ranks=2, answering=[0])
         for rank, (node, clock) in enumerate({"here": 0.0, "there": ahead}.items()):
-            if rank == 0:
-                number = log.begin("actor", "update", "main", takes=(), ranks=2, answering=[0])
             measured = [sent + 0.02 + clock, 1.0, 0, 0, 0, 0]
             log.answered(number, rank, measured, node=node, sent=sent, now=sent + 1.05)
     spans = log.drain()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from hybridflow.observability.calls import Span
 
 Measured = Sequence[float]
-"""What a rank measures of a call: start (seconds since the epoch, on its clock), seconds, bytes in and out, rows and
-tokens, as in `Span`."""
+"""Measurements of a call on a rank: start (seconds since the epoch, on its clock), seconds, bytes in and out, rows,
+tokens; see `Span`."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class CallLog:
         self._spans.append((node, span))
 
     def drain(self) -> list[Span]:
-        """What has been answered since the last drain, by call and rank, on this process's clock."""
+        """The calls answered since the last drain, by call and rank, on this process's clock."""
         offsets = {node: offset.seconds for node, offset in self._offsets.items()}
         spans = [
             replace(span, start=span.start + offsets[node]) if offsets[node] else span for node, span in self._spans

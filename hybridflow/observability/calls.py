@@ -25,10 +25,10 @@ class Span:
 
     seconds: float
     bytes_in: int
-    """Of the tensors in the batches that it was given."""
+    """Bytes of the tensors in the batches that it was given."""
 
     bytes_out: int
-    """Of the tensors in the columns that it added."""
+    """Bytes of the tensors in the columns that it added."""
 
     rows: int
     tokens: int

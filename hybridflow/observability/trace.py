@@ -135,7 +135,7 @@ def read_trace(run_dir: Path) -> list[Section]:
 
 
 def measured_calls(sections: Iterable[Section]) -> dict[str, CallTotal]:
-    """What the calls of a training step took: medians by name (`actor.update`) over the steps of a trace.
+    """Seconds, rows, tokens and bytes of the calls of a training step: medians by name over the steps of a trace.
 
     measured = measured_calls(read_trace(run_dir))
     seconds, tokens = measured["rollout.generate"].seconds, measured["rollout.generate"].tokens

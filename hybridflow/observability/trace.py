@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,9 @@ def _events(section: Section) -> Iterator[Event]:
             "critical": (span.call, span.rank) in critical,
         }
         yield _slice(span.name, span.role, places[span.pool, span.rank], (span.start, span.seconds), arguments)
+    for number, (before, after) in enumerate(pairwise(path)):
+        for phase, span in (("s", before), ("f", after)):
+            yield _flow_end(section, number, phase, span, places[span.pool, span.rank])
     arguments = {
         "step": section.step,
         "critical_path_seconds": round(sum(map(section.seconds_within, path)), 6),
@@ -175,6 +179,13 @@ def _slice(name: str, category: str, place: tuple[int, int], times: tuple[float,
     (process, thread), (start, seconds) = place, times
     microseconds = {"ts": int(start * _MICROSECONDS), "dur": int(seconds * _MICROSECONDS)}
     return {"ph": "X", "name": name, "cat": category, "pid": process, "tid": thread, **microseconds, "args": arguments}
+
+
+def _flow_end(section: Section, number: int, phase: str, span: Span, place: tuple[int, int]) -> Event:
+    """The start (s) or the finish (f) of an arrow between two calls of the critical path."""
+    flow = {"ph": phase, "bp": "e", "id": 10_000 * section.step + number, "cat": section.what, "name": "critical path"}
+    times = {"ts": int(span.start * _MICROSECONDS), "args": {"step": section.step}}
+    return {**flow, "pid": place[0], "tid": place[1], **times}
 
 
 def _places(pools: Mapping[str, int]) -> dict[tuple[str, int], tuple[int, int]]:

@@ -36,7 +36,7 @@ def timeline_section(sections: Sequence[Section]) -> str:
         f'<p class="note">The calls in full color are the critical path, {formatting.short(seconds)} s of the'
         f" {formatting.short(step.seconds)} s: making other calls faster does not shorten the step. {TRACE_FILE} has"
         f" the calls of the last {formatting.counted(len(steps), 'step')}; open it in Perfetto (ui.perfetto.dev).</p>"
-        '<div class="card"><ul class="legend">'
+        '<div class="card scroll"><ul class="legend">'
         f"{legend}</ul>{_drawing(step, path, colors)}</div>{_table(step, sections, colors, path)}</section>"
     )
 

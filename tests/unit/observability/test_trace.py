@@ -53,6 +53,9 @@ def test_the_file_is_an_open_array_of_chrome_events_with_a_process_per_pool_and_
     about = {"step": 1, "call": 11, "rows": 4, "tokens": 40, "bytes_in": 100, "bytes_out": 10, "needs": [10]}
     assert slices[2]["args"] == {**about, "answers": True, "critical": True}
     assert slices[1]["args"]["critical"] is False
+    arrow = [(event["ph"], event["pid"], event["tid"], event["id"]) for event in events if event["ph"] in "sf"][:2]
+    assert arrow == [("s", *(slices[0][key] for key in ("pid", "tid")), 10_000),
+                     ("f", *(slices[2][key] for key in ("pid", "tid")), 10_000)]  # fmt: skip
     assert slices[3]["args"]["critical_path_seconds"] == pytest.approx(0.45, abs=1e-5)
     assert slices[3]["args"]["idle_fraction"] == pytest.approx({"policy": 0.6667, "judge": 0.5833}, abs=0.02)
 

@@ -53,8 +53,12 @@ class Dataset(Protocol):
         """Number of rows."""
         ...
 
-    def __getitem__(self, rows: list[int]) -> dict[str, list]:
+    def __getitem__(self, rows: list[int] | slice) -> dict[str, list]:
         """The columns of some rows."""
+        ...
+
+    def with_format(self, type: str) -> "Dataset":
+        """The same rows in another format."""
         ...
 
     def to_dict(self) -> dict[str, list]:

@@ -14,7 +14,7 @@ from hybridflow.data.hub import Dataset, load_hub, load_saved
 from hybridflow.data.json_files import read_json, read_json_lines
 from hybridflow.data.locations import LINE_SUFFIXES, Location, locate, suffix_of
 from hybridflow.data.reasoning_gym import TASK_PREFIX, read_task
-from hybridflow.data.table_files import columns_of, read_batches
+from hybridflow.data.table_files import columns_of, read_batches, readable_values
 from hybridflow.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,9 @@ def read_table(name: str, config: Data | None = None) -> Table:
         parts = [Table(str(file), "", _read_file(file, str(file), config)) for file in found.files]
         table = _joined_tables(parts, name, found)
     else:
-        table = Table(name, found.data_source, open_dataset(found, name).to_dict())
+        dataset = open_dataset(found, name)
+        with readable_values(name, lambda: dataset.with_format("arrow")[:]):
+            table = Table(name, found.data_source, dataset.to_dict())
     if len(table) == 0:
         raise DataError(f"'{name}' has no rows.", remedy="Give a file with at least one row, or leave it out.")
     return table
@@ -174,7 +176,7 @@ def _read_file(path: Path, name: str, config: Data | None) -> dict[str, list]:
         return columns_of_rows(read_json_lines(path, name))
     if suffix == ".json":
         return columns_of_rows(read_json(path, name))
-    return columns_of(read_batches(path, name, suffix, config))
+    return columns_of(read_batches(path, name, suffix, config), name)
 
 
 def _joined_tables(parts: Sequence[Table], name: str, found: Location) -> Table:

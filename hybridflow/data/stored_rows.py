@@ -22,7 +22,7 @@ from hybridflow.data.hub import Dataset
 from hybridflow.data.json_files import BYTE_ORDER_MARK, Row, line_at, parsed, row_of
 from hybridflow.data.json_lists import entry_spans
 from hybridflow.data.locations import LINE_SUFFIXES, suffix_of
-from hybridflow.data.table_files import read_batches
+from hybridflow.data.table_files import read_batches, readable_values
 from hybridflow.errors import DataError
 
 _ROWS_TOGETHER = 64
@@ -43,11 +43,12 @@ class StoredRows:
         return StoredRows(count, lambda indices: [row(index) for index in indices])
 
 
-def dataset_rows(dataset: Dataset) -> StoredRows:
+def dataset_rows(dataset: Dataset, name: str) -> StoredRows:
     """The rows of a saved dataset or one of the hub, which `datasets` reads from files."""
 
     def rows(indices: Sequence[int]) -> list[Row]:
-        columns = dataset[list(indices)]
+        with readable_values(name, lambda: dataset.with_format("arrow")[list(indices)], indices):
+            columns = dataset[list(indices)]
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 
     return StoredRows(len(dataset), rows)
@@ -125,7 +126,7 @@ class _Blocks:
     """
 
     def __init__(self, batches: Iterable[pyarrow.RecordBatch], name: str) -> None:
-        self._file = _unnamed_file()
+        self._file, self._name = _unnamed_file(), name
         self._starts, self._firsts = array("q", [0]), array("q", [0])
         try:
             for batch in batches:
@@ -147,7 +148,12 @@ class _Blocks:
         """Some rows, in the given order."""
         blocks = [bisect_right(self._firsts, index) - 1 for index in indices]
         found = {block: self._block(block) for block in sorted({*blocks})}
-        return [found[b].slice(i - self._firsts[b], 1).to_pylist()[0] for b, i in zip(blocks, indices, strict=True)]
+        rows = []
+        for block, index in zip(blocks, indices, strict=True):
+            row = found[block].slice(index - self._firsts[block], 1)
+            with readable_values(self._name, lambda row=row: row, [index]):
+                rows += row.to_pylist()
+        return rows
 
     def _write(self, block: pyarrow.RecordBatch) -> None:
         sink = io.BytesIO()

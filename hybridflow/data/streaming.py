@@ -150,7 +150,7 @@ def _opened(name: str, config: Data, tokenizer: PreTrainedTokenizerBase) -> tupl
         return short_name(Path(name)), StoredRows(len(dataset), lambda indices: [{**row} for row in read(indices)])
     found = locate(name)
     if not found.files:
-        return found.data_source, dataset_rows(open_dataset(found, name))
+        return found.data_source, dataset_rows(open_dataset(found, name), name)
     parts = [stored_file(file, name if len(found.files) == 1 else str(file), config) for file in found.files]
     if not any(part.count for part in parts):
         raise DataError(f"'{name}' has no rows.", remedy="Give a file with at least one row, or leave it out.")

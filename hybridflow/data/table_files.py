@@ -20,6 +20,8 @@ _CSV_COLUMN = re.compile(r"In CSV column #(\d+)")
 _LEADING_ZEROS = r"^[-+]?0[0-9]"
 _LONG = r"^[-+]?[0-9]{17}"
 """Digits that a floating-point number does not keep, as in long identifiers."""
+_NO_VALUE = (pyarrow.ArrowException, ValueError, ArithmeticError)
+"""Errors of pyarrow when it makes Python values, of which UTF-8 and dates may be wrong."""
 
 
 def read_batches(path: Path, name: str, suffix: str, config: Data | None = None) -> Iterator[pyarrow.RecordBatch]:
@@ -35,10 +37,42 @@ def read_batches(path: Path, name: str, suffix: str, config: Data | None = None)
             yield batch
 
 
-def columns_of(batches: Iterator[pyarrow.RecordBatch]) -> dict[str, list]:
-    """The columns of all batches, as Python values."""
+def columns_of(batches: Iterator[pyarrow.RecordBatch], name: str) -> dict[str, list]:
+    """The columns of all batches of a file, as Python values."""
     found = [*batches]
-    return pyarrow.Table.from_batches(found).to_pydict() if found else {}
+    table = pyarrow.Table.from_batches(found) if found else pyarrow.table({})
+    with readable_values(name, lambda: table):
+        return table.to_pydict()
+
+
+@contextmanager
+def readable_values(name: str, table: Callable[[], pyarrow.Table], rows: Sequence[int] | None = None) -> Iterator[None]:
+    """Raises `DataError` that names the row and column if, in this block, a value of a table has no value in Python.
+
+    Arrow checks neither texts in Parquet files nor dates. `rows` are the positions of the table's rows in the file, if
+    the table is a part of it.
+    """
+    try:
+        yield
+    except _NO_VALUE as error:
+        place = next(_unreadable_values(table()), None)
+        if place is None:
+            raise
+        row, column, found = place
+        number, reason = (row if rows is None else rows[row]) + 1, _reason(found)
+        raise DataError(
+            f"'{name}', row {number}, column {column!r}: not a readable value: {reason}.",
+            remedy=_remedy(reason),
+        ) from error
+
+
+def _unreadable_values(table: pyarrow.Table) -> Iterator[tuple[int, str, Exception]]:
+    for column, values in zip(table.column_names, table.columns, strict=True):
+        for row, value in enumerate(values):
+            try:
+                value.as_py()
+            except _NO_VALUE as error:
+                yield row, column, error
 
 
 def _parquet(path: Path, config: Data | None) -> Iterator[pyarrow.RecordBatch]:
@@ -153,9 +187,13 @@ def _is_number(kind: pyarrow.DataType) -> bool:
 def _readable(kind: str, name: str) -> Iterator[None]:
     try:
         yield
-    except (pyarrow.ArrowException, OSError, ValueError, ArithmeticError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:300].rstrip(".")
+    except (*_NO_VALUE, OSError) as error:
+        reason = _reason(error)
         raise DataError(f"'{name}' is not a readable {kind} file: {reason}.", remedy=_remedy(reason)) from error
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300].rstrip(".")
 
 
 def _remedy(reason: str) -> str:

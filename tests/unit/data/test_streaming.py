@@ -77,10 +77,10 @@ WRITE = {
     "a.json": lambda path: path.write_text("".join(LINES)),
     "list.json": lambda path: path.write_text("\ufeff " + json.dumps(ROWS, indent=2)),
     "list.json.gz": lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode())),
-    "a.parquet": lambda path: pyarrow.parquet.write_table(TABLE, path, row_group_size=70),
-    "a.feather": lambda path: pyarrow.feather.write_feather(TABLE, path),
+    "a.parquet": lambda path, table=TABLE: pyarrow.parquet.write_table(table, path, row_group_size=70),
+    "a.feather": lambda path, table=TABLE: pyarrow.feather.write_feather(table, path),
     "a.csv": lambda path: pyarrow.csv.write_csv(TABLE, path),
-    "saved": lambda path: datasets.Dataset(TABLE).save_to_disk(path),
+    "saved": lambda path, table=TABLE: datasets.Dataset(table).save_to_disk(path),
     "part-*.jsonl": lambda path: [
         path.with_name(f"part-{part}.jsonl").write_text("".join(LINES[50 * part :][:50])) for part in range(3)
     ],
@@ -94,6 +94,28 @@ def test_a_file_of_any_kind_gives_the_same_batches_on_demand(tmp_path, tokenizer
     assert len(on_demand) == len(in_memory) == 150 and in_memory.columns == on_demand.columns
     for _ in range(12):  # more than one epoch
         assert shown(on_demand.next()) == shown(in_memory.next())
+
+
+NO_VALUES = {
+    "prompt": pyarrow.array([b"1+1=", b"2+2=", b"3\xff3="]).view(pyarrow.string()),
+    "day": pyarrow.array([0, 0, 2_000_000_000], pyarrow.date32()),
+    "time": pyarrow.array([0, 0, 1 << 62], pyarrow.timestamp("us")),
+    "extra": pyarrow.array([{"day": 0}, None, {"day": 1 << 62}], pyarrow.struct({"day": pyarrow.timestamp("us")})),
+}
+
+
+@pytest.mark.parametrize("column", NO_VALUES)
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("name", ["a.parquet", "a.feather", "saved"])
+def test_a_value_that_is_not_utf8_or_no_date_is_an_error_that_names_its_row(
+    tmp_path, tokenizer, name, streaming, column
+):
+    table = pyarrow.table({"prompt": pyarrow.array(["1+1=", "2+2=", "3+3="])} | {column: NO_VALUES[column]})
+    WRITE[name](tmp_path / name, table)
+    with pytest.raises(
+        DataError, match=f"{name}', row 3, column '{column}': not a readable value: .*text in UTF-8 and dates"
+    ):
+        stream([str(tmp_path / name)], Data(streaming=streaming, batch_size=1), tokenizer)
 
 
 @pytest.mark.parametrize("load", [load_demonstrations, load_preferences, load_labeled])

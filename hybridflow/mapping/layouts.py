@@ -1,0 +1,82 @@
+"""How the devices of a role run its model: what the search chooses, and what the cost models take."""
+
+from dataclasses import dataclass
+
+from hybridflow.config.training import TrainingEngine
+from hybridflow.models.geometry import ModelGeometry
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """A model and what its role does with it."""
+
+    geometry: ModelGeometry
+    value_bytes: int
+    """Bytes per weight and activation: 2 for bfloat16, 4 for float32."""
+
+    is_trained: bool
+    has_language_head: bool = True
+    """Whether it computes logits; a critic or a reward model has one output per token instead."""
+
+    lora_rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLayout:
+    """Parallel sizes and memory settings of a training engine, as in `config.training.Training`.
+
+    `data * pipeline * sequence * tensor` devices; `expert` divides `data` (megatron).
+    """
+
+    engine: TrainingEngine
+    data: int = 1
+    pipeline: int = 1
+    sequence: int = 1
+    tensor: int = 1
+    expert: int = 1
+    virtual_pipeline: int = 1
+    replicas: int = 1
+    sequence_parallel: bool = False
+    distributed_optimizer: bool = True
+    microbatch_tokens: int = 8192
+    gradient_checkpointing: bool = True
+    offload_parameters: bool = False
+    offload_optimizer: bool = False
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the role."""
+        return self.data * self.pipeline * self.sequence * self.tensor
+
+    @property
+    def model_parallel(self) -> int:
+        """Devices that share one copy of a layer's activations and of a batch shard."""
+        return self.pipeline * self.sequence * self.tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutLayout:
+    """Parallel sizes and memory settings of a rollout engine, as in `config.rollout.Rollout`."""
+
+    engine: str
+    replicas: int = 1
+    """Engines that divide the prompts."""
+
+    pipeline: int = 1
+    tensor: int = 1
+    max_sequences: int = 1024
+    """Responses that an engine generates concurrently."""
+
+    cache_bytes: float = 0.0
+    """Memory of the KV cache per device."""
+
+    is_colocated: bool = True
+    """Whether it runs in the actor's processes."""
+
+    sleeps: bool = True
+    """Whether the KV cache is freed while other roles compute."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the rollout."""
+        return self.replicas * self.pipeline * self.tensor

@@ -1,0 +1,59 @@
+"""A step as operations of roles, and what each of a role's options costs: the input of the search."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class OperationKind(Enum):
+    """What an operation computes."""
+
+    generate = "generate"
+    forward = "forward"
+    """Log-probabilities, values or scores of a model."""
+
+    update = "update"
+    publish = "publish"
+    """The transfer of the trained weights to the rollout."""
+
+    functions = "functions"
+    """Reward functions, or other work outside of models."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One call of a step, in the order in which the driver makes them."""
+
+    name: str
+    """`actor.update`."""
+
+    role: str
+    kind: OperationKind
+    needs: tuple[int, ...]
+    """Positions of the operations that must have ended before this one starts."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a unit (a role, or roles that are laid out together) on a number of devices."""
+
+    choice: object
+    """The layouts, for the plan; the search does not read it."""
+
+    seconds: tuple[float, ...]
+    """Seconds of each of the unit's operations, in the order of the step."""
+
+    resident_bytes: float
+    """Memory per device that it takes throughout the step."""
+
+    extra_bytes: float
+    """The most that it takes in addition while one of its operations runs."""
+
+
+class Costs(Protocol):
+    """What each unit costs on each number of devices."""
+
+    def options(self, unit: tuple[str, ...], num_devices: int) -> Sequence[Option]:
+        """The options of a unit on a number of devices; empty if it does not fit."""
+        ...

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,8 @@ from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Dtype
 from hybridflow.errors import EngineError
 
-_QKV_BIAS_BY_DEFAULT = {"qwen2"}
+_QKV_BIAS_BY_DEFAULT = {"qwen2", "gpt_oss"}
+_NO_OUTPUT_BIAS = {"qwen2", "glm4_moe"}
 _QK_NORM = {"qwen3", "qwen3_moe"}
 _SIZES = {
     "hidden_size": (1, 1 << 20),
@@ -24,11 +25,21 @@ _SIZES = {
     "max_position_embeddings": (1, 1 << 40),
     "num_experts": (0, 1 << 14),
     "num_local_experts": (0, 1 << 14),
+    "n_routed_experts": (0, 1 << 14),
     "num_experts_per_tok": (0, 1 << 14),
+    "n_shared_experts": (0, 1 << 14),
+    "first_k_dense_replace": (0, 1 << 12),
+    "q_lora_rank": (1, 1 << 20),
+    "kv_lora_rank": (1, 1 << 20),
+    "qk_nope_head_dim": (1, 1 << 16),
+    "qk_rope_head_dim": (1, 1 << 16),
+    "v_head_dim": (1, 1 << 16),
 }
 """Ranges of whole numbers; the upper limits are far beyond any model."""
 
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_NEEDED_WITH_LATENT_CACHE = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_ROUTER_BIAS = {"gpt_oss", "deepseek_v3", "glm4_moe"}
 
 
 @dataclass(frozen=True)
@@ -54,8 +65,31 @@ class ModelGeometry:
     qk_norm: bool
     """Whether queries and keys are normalized per head (Qwen3)."""
     experts: int
-    """Experts per layer; 0 means one dense MLP."""
+    """Experts per layer, without shared ones; 0 means one dense MLP."""
     experts_per_token: int
+    dense_layers: int = 0
+    """Leading layers with a dense MLP, in a model with experts."""
+    dense_intermediate: int = 0
+    """Inner size of the MLP of these layers."""
+    shared_intermediate: int = 0
+    """Inner size of the MLP beside the experts that every token passes (shared experts together)."""
+    mlp_bias: bool = False
+    """Whether the matrices of MLPs and experts have biases."""
+    router_bias: bool = False
+    """Whether each expert has a bias in the router; DeepSeek-V3's is adjusted without gradients."""
+    attention_sinks: bool = False
+    """Whether each head has a learned sink (gpt-oss)."""
+    query_rank: int = 0
+    """With a latent cache: the rank of the query projection; 0 means one full matrix."""
+    latent: int = 0
+    """Values per token and layer from which keys and values are computed (multi-head latent attention); 0 for others.
+
+    Then `head_dim` is the size of a query and a key, and `rope_head_dim` values of the key are cached separately.
+    """
+    rope_head_dim: int = 0
+    """With a latent cache: rotated values of a key, which all heads share."""
+    value_head_dim: int = 0
+    """With a latent cache: size of a value per head."""
 
     @property
     def query_width(self) -> int:
@@ -66,6 +100,44 @@ class ModelGeometry:
     def kv_width(self) -> int:
         """Outputs of the key projection, and of the value projection."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Inputs of the attention's output projection."""
+        return self.heads * self.value_head_dim if self.latent else self.query_width
+
+    @property
+    def cache_width(self) -> int:
+        """Values in the KV cache per token and layer."""
+        return self.latent + self.rope_head_dim if self.latent else 2 * self.kv_width
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+
+@dataclass(frozen=True)
+class ParameterSplit:
+    """Parameters of a model by purpose, summed over layers."""
+
+    attention: int
+    dense: int
+    """MLPs of layers without experts."""
+    routed: int
+    """Experts, of which a token passes `experts_per_token` per layer."""
+    shared: int
+    """Shared experts, which every token passes."""
+    router: int
+    norms: int
+    embedding: int
+    head: int
+    """The language head; 0 if it is tied to the embedding."""
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return sum(astuple(self))
 
 
 def read_geometry(directory: Path) -> ModelGeometry:
@@ -95,9 +167,8 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
             remedy="Use a decoder of the Llama family (Llama, Qwen2, Qwen3, Mistral, ...), whose config.json has them.",
         )
     _check_numbers(config, name)
+    _check_layers(config, name)
     kind, heads = config.get("model_type", ""), config["num_attention_heads"]
-    experts = config.get("num_experts") or config.get("num_local_experts") or 0
-    expert_size = config.get("moe_intermediate_size") if experts else None
     rope = _rope(config)
     bias = config.get("attention_bias", kind in _QKV_BIAS_BY_DEFAULT)
     return ModelGeometry(
@@ -106,18 +177,49 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
         layers=config["num_hidden_layers"],
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        intermediate=expert_size or config.get("intermediate_size") or 4 * config["hidden_size"],
         vocab=config["vocab_size"],
         max_positions=config.get("max_position_embeddings", 2048),
         rope_theta=rope.get("rope_theta") or config.get("rope_theta", 10000.0),
         tied=config.get("tie_word_embeddings", False),
         qkv_bias=bias,
-        output_bias=bias and kind not in _QKV_BIAS_BY_DEFAULT,
-        qk_norm=kind in _QK_NORM,
-        experts=experts,
-        experts_per_token=config.get("num_experts_per_tok", 0) if experts else 0,
+        output_bias=bias and kind not in _NO_OUTPUT_BIAS,
+        qk_norm=kind in _QK_NORM or (kind == "glm4_moe" and config.get("use_qk_norm", False)),
+        attention_sinks=kind == "gpt_oss",
+        **_mlp_sizes(config),
+        **_head_sizes(config),
     )
+
+
+def _mlp_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `ModelGeometry` on MLPs and experts."""
+    kind = config.get("model_type", "")
+    experts = config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
+    dense = config.get("intermediate_size") or 4 * config["hidden_size"]
+    inner = (config.get("moe_intermediate_size") if experts else None) or dense
+    dense_layers = (config.get("first_k_dense_replace") or 0) if experts else 0
+    return {
+        "intermediate": inner,
+        "experts": experts,
+        "experts_per_token": config.get("num_experts_per_tok", 0) if experts else 0,
+        "dense_layers": dense_layers,
+        "dense_intermediate": dense if dense_layers else 0,
+        "shared_intermediate": inner * (config.get("n_shared_experts") or 0) if experts else 0,
+        "mlp_bias": kind == "gpt_oss" or config.get("mlp_bias", False),
+        "router_bias": kind in _ROUTER_BIAS,
+    }
+
+
+def _head_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `ModelGeometry` on the sizes of heads."""
+    if not config.get("kv_lora_rank"):
+        return {"head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]}
+    return {
+        "head_dim": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+        "query_rank": config.get("q_lora_rank") or 0,
+        "latent": config["kv_lora_rank"],
+        "rope_head_dim": config["qk_rope_head_dim"],
+        "value_head_dim": config["v_head_dim"],
+    }
 
 
 def value_bytes(dtype: Dtype | None) -> int:
@@ -125,29 +227,59 @@ def value_bytes(dtype: Dtype | None) -> int:
     return 2 if dtype is Dtype.bfloat16 else 4
 
 
+def parameter_split(model: ModelGeometry) -> ParameterSplit:
+    """The parameters of a model by purpose."""
+    experts = model.expert_layers
+    per_layer = 2 * model.hidden + 2 * model.head_dim * model.qk_norm + model.query_rank + model.latent
+    return ParameterSplit(
+        attention=model.layers * _attention_parameters(model),
+        dense=(model.layers - experts) * _mlp_parameters(model, model.dense_intermediate or model.intermediate),
+        routed=experts * model.experts * _mlp_parameters(model, model.intermediate),
+        shared=experts * _mlp_parameters(model, model.shared_intermediate),
+        router=experts * model.experts * (model.hidden + model.router_bias),
+        norms=model.layers * per_layer + model.hidden,
+        embedding=model.vocab * model.hidden,
+        head=0 if model.tied else model.vocab * model.hidden,
+    )
+
+
 def parameter_count(model: ModelGeometry) -> int:
     """Parameters of the whole model; a tied head is counted once."""
-    norms = 2 * model.hidden + (2 * model.head_dim if model.qk_norm else 0)
-    attention = model.hidden * (2 * model.query_width + 2 * model.kv_width)
-    biases = model.qkv_bias * (model.query_width + 2 * model.kv_width) + model.output_bias * model.hidden
-    router = model.experts * model.hidden
-    layer = attention + biases + max(model.experts, 1) * _mlp_weights(model) + router + norms
-    embeddings = model.vocab * model.hidden * (1 if model.tied else 2)
-    return model.layers * layer + embeddings + model.hidden
+    return parameter_split(model).total
+
+
+def active_parameter_count(model: ModelGeometry) -> int:
+    """Parameters that compute one token, including the whole embedding."""
+    split = parameter_split(model)
+    return split.total - split.routed + split.routed * model.experts_per_token // max(model.experts, 1)
 
 
 def expert_parameter_count(model: ModelGeometry) -> int:
     """Parameters of all experts, which expert parallelism shards; 0 for a dense model."""
-    return model.layers * model.experts * _mlp_weights(model)
+    return parameter_split(model).routed
 
 
 def kv_cache_bytes_per_token(model: ModelGeometry, *, bytes_per_value: int = 4) -> int:
     """Bytes of the KV cache per token."""
-    return 2 * model.layers * model.kv_width * bytes_per_value
+    return model.layers * model.cache_width * bytes_per_value
 
 
-def _mlp_weights(model: ModelGeometry) -> int:
-    return 3 * model.hidden * model.intermediate
+def _attention_parameters(model: ModelGeometry) -> int:
+    """Parameters of one layer's attention, without norms."""
+    inner, hidden = model.value_width, model.hidden
+    output = inner * hidden + hidden * model.output_bias
+    sinks = model.heads * model.attention_sinks
+    if not model.latent:
+        return (model.query_width + 2 * model.kv_width) * (hidden + model.qkv_bias) + output + sinks
+    query_inner = model.query_rank or hidden
+    down = model.query_rank + model.latent + model.rope_head_dim  # the only projections that may have biases
+    up = model.latent * (model.query_width - model.heads * model.rope_head_dim + inner)
+    return down * (hidden + model.qkv_bias) + query_inner * model.query_width + up + output + sinks
+
+
+def _mlp_parameters(model: ModelGeometry, inner: int) -> int:
+    """Parameters of a gated MLP, or of one expert."""
+    return 3 * model.hidden * inner + (2 * inner + model.hidden) * (model.mlp_bias and inner > 0)
 
 
 def _check_numbers(config: dict[str, Any], name: str) -> None:
@@ -170,6 +302,16 @@ def _check_numbers(config: dict[str, Any], name: str) -> None:
     epsilon = config.get("rms_norm_eps")
     if epsilon is not None and not (_is_finite(epsilon) and 0 <= epsilon < 1):
         raise _wrong(name, "rms_norm_eps", epsilon, "a number from 0 to below 1")
+
+
+def _check_layers(config: dict[str, Any], name: str) -> None:
+    """Raises `EngineError` for leading dense layers and for a latent cache whose sizes contradict."""
+    layers, dense = config["num_hidden_layers"], config.get("first_k_dense_replace") or 0
+    if dense > layers:
+        raise _wrong(name, "first_k_dense_replace", dense, f"at most num_hidden_layers={layers}")
+    for key in _NEEDED_WITH_LATENT_CACHE if config.get("kv_lora_rank") else ():
+        if config.get(key) is None:
+            raise _wrong(name, key, None, "a whole number, as kv_lora_rank requires")
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class OperationKind(Enum):
-    """What an operation computes."""
+    """The work of an operation."""
 
     generate = "generate"
     forward = "forward"
@@ -52,7 +52,7 @@ class Option:
 
 
 class Costs(Protocol):
-    """What each unit costs on each number of devices."""
+    """The costs of each unit on each number of devices."""
 
     def options(self, unit: tuple[str, ...], num_devices: int) -> Sequence[Option]:
         """The options of a unit on a number of devices; empty if it does not fit."""

@@ -1,4 +1,4 @@
-"""What a step processes: rows and their lengths."""
+"""The rows that a step processes, and their lengths."""
 
 from dataclasses import dataclass
 

@@ -72,7 +72,7 @@ class ModelGeometry:
     dense_intermediate: int = 0
     """Inner size of the MLP of these layers."""
     shared_intermediate: int = 0
-    """Inner size of the MLP beside the experts that every token passes (shared experts together)."""
+    """Inner size of the MLP of the shared experts together, which every token passes; 0 without them."""
     mlp_bias: bool = False
     """Whether the matrices of MLPs and experts have biases."""
     router_bias: bool = False

@@ -1,6 +1,7 @@
 """Predicts memory and time of a step on given devices, and searches for the placement with the shortest step.
 
 Reads no cluster and imports neither torch nor Ray. In the order in which to read it: `devices.py` (what there is),
-`workload.py` (what a step processes), `layouts.py` (how a model can be parallelized), `memory/` and `timing/` (the cost
-models), `operations.py` (a step as a graph of operations), and `search.py` (HybridFlow, sec. 6, Algorithm 1).
+`device_files.py` and `clusters.py` (devices from YAML, and clusters in one word), `workload.py` (what a step
+processes), `layouts.py` (how a model can be parallelized), `memory/` and `timing/` (the cost models), `operations.py`
+(a step as a graph of operations), and `search.py` (HybridFlow, sec. 6, Algorithm 1).
 """

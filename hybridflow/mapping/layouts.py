@@ -76,6 +76,9 @@ class RolloutLayout:
     sleeps: bool = True
     """Whether the KV cache is freed while other roles compute."""
 
+    captures_graphs: bool = True
+    """Whether decoding steps are captured as CUDA graphs (vllm)."""
+
     @property
     def num_devices(self) -> int:
         """Devices of the rollout."""

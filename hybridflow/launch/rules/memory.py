@@ -1,77 +1,33 @@
-"""Estimates the memory of each phase of a step on one device from the sizes of the models, before the run starts.
+"""Checks before the run starts that each phase of a step fits into the memory of the GPUs.
 
-Weights, optimizer, gradients and caches follow from the layout; activations from a formula for decoders of the Llama
-family, in which a layer stores 6 hidden + 3 query + 5 intermediate values per token.
+What a plan's roles need is computed by `hybridflow.mapping.memory`.
 """
 
 import logging
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
+from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.loop import BackendKind
-from hybridflow.config.model import Dtype
+from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, RolloutKind
-from hybridflow.config.training import Training
 from hybridflow.controller.backends import joined_node_gpus
 from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
-from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import Advice, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec
 from hybridflow.launch.rules.models import runs_whole
-from hybridflow.models.geometry import expert_parameter_count, kv_cache_bytes_per_token, parameter_count, value_bytes
+from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
+from hybridflow.mapping.memory.phases import Phase, RoleMemory, colocated_phases, gib
+from hybridflow.mapping.memory.rollout import GENERATING, full_cache_bytes, rollout_memory
+from hybridflow.mapping.memory.training import training_memory
+from hybridflow.mapping.workload import Lengths, Workload
+from hybridflow.models.geometry import value_bytes
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
 TOLERANCE = 1.1
 """A run is refused if an estimate exceeds the device's memory by this factor."""
-
-GENERATING = "generating"
-"""Name of the phase in which the rollout generates."""
-
-_LOGITS_CHUNK = 1 << 28
-_LOGITS_BYTES = 12
-"""A logit in float32, its exponential and its gradient; at most `_LOGITS_CHUNK` logits exist at once."""
-
-_OFFLOADED_BUCKETS_BYTES = 3 * 256 << 20
-"""An offloaded optimizer has three buckets on the device: one arriving, one being stepped, one leaving."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase of a step on one device: the contents of its memory, in bytes."""
-
-    name: str
-    parts: Mapping[str, float]
-
-    @property
-    def total(self) -> float:
-        """Total bytes."""
-        return sum(self.parts.values())
-
-    @property
-    def largest(self) -> str:
-        """`activations 54.7, weights 14.2, ...`: the parts above a twentieth of the total, in GiB."""
-        parts = sorted(self.parts.items(), key=lambda part: -part[1])
-        return ", ".join(f"{name} {_gib(size)}" for name, size in parts if size >= self.total / 20)
-
-
-@dataclass(frozen=True)
-class _Load:
-    """Memory of one role on one device, in bytes."""
-
-    role: RoleSpec
-    training: Training
-    weights: float
-    state: float = 0.0
-    """Float32 copies and AdamW's moments."""
-
-    gradients: float = 0.0
-    working: Mapping[str, float] = field(default_factory=dict)
-    """Activations, logits and gathered layers while it computes."""
 
 
 def memory_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -114,7 +70,7 @@ def unchecked_gpus(nodes: Sequence[NodeGpus], wanted: int) -> Iterator[Advice]:
     least = least_unavoidable(nodes, wanted)
     smaller = [node for node in nodes if least is not None and 0 < node.smallest < least.smallest]
     if least is not None and smaller:
-        others = ", ".join(f"{_gib(node.smallest)} GiB on {node.node}" for node in smaller)
+        others = ", ".join(f"{gib(node.smallest)} GiB on {node.node}" for node in smaller)
         yield Advice(
             f"Memory is checked for the GPUs of {least.node}; Ray may also choose smaller ones: {others}.",
             remedy="Start Ray on nodes with equal GPUs if the run does not fit the smaller ones.",
@@ -131,15 +87,15 @@ def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceErr
         peak = max(phases, key=lambda phase: phase.total)
         logger.info(
             "memory per device of pool '%s', estimated in GiB%s: %s; the most is %s: %s",
-            pool, "" if gpus is None else f" of {_gib(gpus.smallest)} on {gpus.node}",
-            ", ".join(f"{phase.name} {_gib(phase.total)}" for phase in phases), peak.name, peak.largest,
+            pool, "" if gpus is None else f" of {gib(gpus.smallest)} on {gpus.node}",
+            ", ".join(f"{phase.name} {gib(phase.total)}" for phase in phases), peak.name, peak.largest,
         )  # fmt: skip
         if gpus is None:
             continue
         if peak.total > TOLERANCE * gpus.smallest:
             yield ResourceError(
-                f"The phase '{peak.name}' needs about {_gib(peak.total)} GiB per device in pool '{pool}'"
-                f" ({peak.largest}), but a GPU of {gpus.node} has {_gib(gpus.smallest)} GiB.",
+                f"The phase '{peak.name}' needs about {gib(peak.total)} GiB per device in pool '{pool}'"
+                f" ({peak.largest}), but a GPU of {gpus.node} has {gib(gpus.smallest)} GiB.",
                 remedy=_remedy(plan, pool),
             )
         generates = any(phase.name == GENERATING for phase in phases)
@@ -149,94 +105,75 @@ def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceErr
 
 def memory_phases(plan: RunPlan, pool: str, *, device_bytes: int | None) -> list[Phase]:
     """The phases of a step in a pool, on its fullest device."""
-    loads = [_load(plan, role) for role in plan.roles if role.pool == pool and role.training and role.view_of is None]
     rollout = _rollout(plan, pool, device_bytes)
-    resident: dict[str, float] = {}
-    for load in loads:
-        name, training = load.role.name, load.training
-        is_shared = name == ACTOR and rollout is not None and not training.lora.rank  # views of the rollout's
-        resident[f"weights of {name}"] = 0.0 if training.offload_parameters or is_shared else load.weights
-        resident[f"optimizer of {name}"] = 0.0 if training.offload_optimizer else load.state
-    phases = []
-    if rollout is not None:
-        weights, working, cache = rollout
-        resident["weights of the rollout"] = weights
-        phases.append(Phase(GENERATING, resident | {"cache": cache, "working memory of the rollout": working}))
-        if plan.config.rollout.sleep is False:
-            resident["cache"] = cache
-    return phases + [_phase_of(load, resident) for load in loads]
+    roles = [role for role in plan.roles if role.pool == pool and role.training and role.view_of is None]
+    loads = [_role_memory(plan, role, shares_weights=role.name == ACTOR and rollout is not None) for role in roles]
+    return colocated_phases([*([rollout] if rollout else []), *loads])
 
 
-def _phase_of(load: _Load, resident: Mapping[str, float]) -> Phase:
-    """The phase of one role's computation."""
-    name, own = load.role.name, {**resident, **load.working}
-    if load.training.offload_parameters:
-        own[f"weights of {name}"] = load.weights
-    if not load.role.is_trained:
-        return Phase(f"running {name}", own)
-    own["gradients"] = load.gradients
-    if load.training.offload_optimizer:
-        own[f"optimizer of {name}"] = min(load.state, _OFFLOADED_BUCKETS_BYTES)
-    return Phase(f"updating {name}", own)
-
-
-def _load(plan: RunPlan, role: RoleSpec) -> _Load:
+def _role_memory(plan: RunPlan, role: RoleSpec, *, shares_weights: bool) -> RoleMemory:
     assert role.training is not None and role.model is not None, f"{role.name} runs no model"
-    training, traits = role.training, TRAINING_ENGINES[role.training.engine]
     if runs_whole(plan, role):
         directory = plan.models.directory(role.name)
         files = [*directory.glob("*.safetensors")] or [*directory.glob("*.bin")]
-        return _Load(role, training, sum(file.stat().st_size for file in files))
-    geometry, size = plan.models.geometry(role.name), value_bytes(role.model.dtype)
-    mesh = {axis: role.mesh.axis_size(axis) for axis in ("data", "pipeline", "sequence", "tensor")}
-    shards = math.prod(mesh.values()) // traits.copies(mesh, training.parallelism.replicas)
-    divides_state = not traits.shards_over_data and training.parallelism.distributed_optimizer
-    experts = expert_parameter_count(geometry)
-    parameters = (parameter_count(geometry) - experts + experts / training.parallelism.expert) / shards
-    working = _working(plan, role, training, mesh, is_sharded=shards > 1 and traits.shards_over_data)
-    if not role.is_trained or training.lora.rank:
-        return _Load(role, training, parameters * size, working=working)
-    state = parameters * (12 if size == 2 else 8) / (mesh["data"] if divides_state else 1)
-    return _Load(role, training, parameters * size, state, parameters * size, working)
+        weights = {f"weights of {role.name}": float(sum(file.stat().st_size for file in files))}
+        return RoleMemory(weights, {f"running {role.name}": {}})
+    training, config = role.training, plan.config
+    use = _use(plan, role.name, role.model, is_trained=role.is_trained, lora_rank=training.lora.rank)
+    workload = Workload(
+        rows=config.data.batch_size * config.rollout.samples_per_prompt,
+        prompts=Lengths((0.0,)),
+        responses=Lengths((float(plan.sequence_tokens),)),
+        optimizer_steps=optimizer_steps_per_step(config, training),
+    )
+    shares_weights = shares_weights and not training.lora.rank
+    return training_memory(role.name, use, _layout(role), workload, shares_weights=shares_weights)
 
 
-def _working(
-    plan: RunPlan, role: RoleSpec, training: Training, mesh: Mapping[str, int], *, is_sharded: bool
-) -> dict[str, float]:
-    """Activations, logits and gathered layers of one micro-batch."""
-    assert role.model is not None, f"{role.name} runs no model"
-    geometry, size, longest = plan.models.geometry(role.name), value_bytes(role.model.dtype), plan.sequence_tokens
-    in_all = plan.config.data.batch_size * plan.config.rollout.samples_per_prompt * longest / mesh["data"]
-    tokens = min(max(training.microbatch_tokens, longest), in_all) / mesh["sequence"]
-    inner = geometry.intermediate * max(geometry.experts_per_token, 1)
-    kept = tokens * size * (6 * geometry.hidden + 3 * geometry.query_width + 5 * inner) / mesh["tensor"]
-    layers = geometry.layers / mesh["pipeline"]
-    if role.is_trained and training.gradient_checkpointing:
-        kept += layers * tokens * size * geometry.hidden
-    elif role.is_trained:
-        kept *= layers
-    logits = min(tokens * geometry.vocab / mesh["tensor"], _LOGITS_CHUNK) * _LOGITS_BYTES
-    found = {"activations": kept, "logits": logits}
-    if is_sharded:
-        embedding = geometry.vocab * geometry.hidden
-        layer_weights = (parameter_count(geometry) - embedding) / geometry.layers
-        found["gathered layers"] = (2 * layer_weights + embedding) * size / mesh["tensor"]
-    return found
+def _use(plan: RunPlan, role: str, model: Model, *, is_trained: bool, lora_rank: int = 0) -> ModelUse:
+    return ModelUse(plan.models.geometry(role), value_bytes(model.dtype), is_trained, lora_rank=lora_rank)
 
 
-def _rollout(plan: RunPlan, pool: str, device_bytes: int | None) -> tuple[float, float, float] | None:
-    """Weights, working memory and cache of the rollout in a pool, in bytes; None if it does not generate there."""
-    config, longest = plan.config, plan.sequence_tokens
+def _layout(role: RoleSpec) -> TrainingLayout:
+    training = role.training
+    assert training is not None, f"{role.name} runs no model"
+    sizes = training.parallelism
+    return TrainingLayout(
+        engine=training.engine,
+        **{axis: role.mesh.axis_size(axis) for axis in ("data", "pipeline", "sequence", "tensor")},
+        expert=sizes.expert,
+        virtual_pipeline=sizes.virtual_pipeline,
+        replicas=sizes.replicas,
+        sequence_parallel=sizes.sequence_parallel,
+        distributed_optimizer=sizes.distributed_optimizer,
+        microbatch_tokens=training.microbatch_tokens,
+        gradient_checkpointing=bool(training.gradient_checkpointing),
+        offload_parameters=training.offload_parameters,
+        offload_optimizer=training.offload_optimizer,
+    )
+
+
+def _rollout(plan: RunPlan, pool: str, device_bytes: int | None) -> RoleMemory | None:
+    """The memory of the rollout in a pool; None if it does not generate there."""
+    rollout = plan.config.rollout
     if not any(role.generates and role.pool == pool for role in plan.roles):
         return None
-    if config.rollout.engine == RolloutKind.vllm:
-        planned = _vllm_memory(plan, device_bytes or 0)
-        return planned.weights, planned.working, max(0, planned.cache)
-    geometry, size, sizes = plan.models.geometry(ACTOR), value_bytes(plan.policy.dtype), config.rollout.parallelism
-    weights = parameter_count(geometry) * size / (sizes.tensor * sizes.pipeline)
-    at_once = config.rollout.max_sequences or DEFAULT_SEQUENCES
-    rows = min(at_once, config.data.batch_size * config.rollout.samples_per_prompt / plan.pools[pool])
-    return weights, 0.0, rows * longest * kv_cache_bytes_per_token(geometry, bytes_per_value=size)
+    use = _use(plan, ACTOR, plan.policy, is_trained=False)
+    if rollout.engine == RolloutKind.vllm:
+        cache = max(0, _vllm_memory(plan, device_bytes or 0).cache)
+    else:
+        rows = plan.config.data.batch_size * rollout.samples_per_prompt / plan.pools[pool]
+        cache = full_cache_bytes(use, rows=rows, tokens=plan.sequence_tokens, max_sequences=rollout.max_sequences)
+    layout = RolloutLayout(
+        engine=rollout.engine or RolloutKind.transformers,
+        pipeline=rollout.parallelism.pipeline,
+        tensor=rollout.parallelism.tensor,
+        max_sequences=rollout.max_sequences or DEFAULT_SEQUENCES,
+        cache_bytes=cache,
+        sleeps=rollout.sleep is not False,
+        captures_graphs=not rollout.vllm.enforce_eager,
+    )
+    return rollout_memory(use, layout)
 
 
 def _vllm_memory(plan: RunPlan, device_bytes: int) -> VllmMemory:
@@ -268,7 +205,3 @@ def _remedy(plan: RunPlan, pool: str) -> str:
     if plan.config.rollout.engine == RolloutKind.transformers:
         advice.append("rollout.engine=vllm with rollout.parallelism.tensor")
     return f"Use {', '.join(dict.fromkeys(advice)) or 'a smaller model'}, or more devices (trainer.devices)."
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:.1f}"

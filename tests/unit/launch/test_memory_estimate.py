@@ -16,7 +16,6 @@ from hybridflow.launch.plan import defaults
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.rules import memory
 from hybridflow.launch.rules.memory import (
-    GIB,
     available_gpus,
     least_unavoidable,
     memory_phases,
@@ -24,6 +23,7 @@ from hybridflow.launch.rules.memory import (
     phase_problems,
     unchecked_gpus,
 )
+from hybridflow.mapping.memory.phases import GIB
 from tests.unit.launch import plans
 
 QWEN_7B = {

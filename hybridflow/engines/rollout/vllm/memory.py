@@ -61,8 +61,15 @@ def plan_memory(
     size = value_bytes(dtype)
     sizes, vllm = rollout.parallelism, rollout.vllm
     shards = sizes.tensor * sizes.pipeline
-    weights = parameter_count(geometry) * size // shards
-    working = _working_bytes(geometry, size, rollout)
+    weights = weight_bytes(geometry, size, shards=shards)
+    working = working_bytes(
+        geometry,
+        size,
+        tensor=sizes.tensor,
+        pipeline=sizes.pipeline,
+        sequences=rollout.max_sequences or DEFAULT_SEQUENCES,
+        captures_graphs=not vllm.enforce_eager,
+    )
     left = int(vllm.gpu_memory_fraction * device_bytes) - weights - working
     copies = max(1, sizes.tensor // geometry.kv_heads)  # ranks that hold the same heads
     token = kv_cache_bytes_per_token(geometry, bytes_per_value=size) * copies // shards
@@ -100,14 +107,19 @@ def gpu_memory(directory: Path, model: Model, rollout: Rollout, *, device_bytes:
     }
 
 
-def _working_bytes(geometry: ModelGeometry, size: int, rollout: Rollout) -> int:
+def weight_bytes(geometry: ModelGeometry, value_bytes: int, *, shards: int) -> int:
+    """Bytes of the weights on each of `shards` devices."""
+    return parameter_count(geometry) * value_bytes // shards
+
+
+def working_bytes(
+    geometry: ModelGeometry, value_bytes: int, *, tensor: int, pipeline: int, sequences: int, captures_graphs: bool
+) -> int:
     """Working memory of the largest step: one layer's activations, the logits of all sequences, and CUDA graphs."""
-    tensor = rollout.parallelism.tensor
     mlp = 3 * geometry.intermediate * max(geometry.experts_per_token, 1)
     attention = 2 * geometry.query_width + 2 * geometry.kv_width
     copies = 2 * max(geometry.experts_per_token, 1)  # of the hidden states: the residual, and what each expert reads
     layer = copies * geometry.hidden + max(mlp, attention) // tensor
-    per_logit = _LOGIT_BYTES if rollout.parallelism.pipeline == 1 else _LOGIT_BYTES_WITH_STAGES
-    logits = (rollout.max_sequences or DEFAULT_SEQUENCES) * geometry.vocab * per_logit
-    graphs = 0 if rollout.vllm.enforce_eager else _GRAPH_BYTES
-    return prefill_tokens(rollout) * layer * size + logits + graphs
+    per_logit = _LOGIT_BYTES if pipeline == 1 else _LOGIT_BYTES_WITH_STAGES
+    logits = sequences * geometry.vocab * per_logit
+    return max(PREFILL_TOKENS, sequences) * layer * value_bytes + logits + (_GRAPH_BYTES if captures_graphs else 0)

@@ -1,0 +1,111 @@
+"""What training systems store per parameter, per token and per logit: ours, and others as data."""
+
+from dataclasses import dataclass
+
+from hybridflow.config.training import TrainingEngine
+from hybridflow.engines.traits import TRAINING_ENGINES
+from hybridflow.mapping.layouts import ModelUse, TrainingLayout
+
+FLOAT32 = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptTensors:
+    """Tensors of each width that the forward pass of a decoder layer keeps for the backward pass."""
+
+    hidden: int
+    query: int
+    key: int
+    inner: int
+    """As wide as the MLP's inner size, or an expert's."""
+
+    normalized_heads: int = 0
+    """Further tensors of queries and of keys if they are normalized per head."""
+
+    routed: int = 5
+    """Hidden states per expert of a token: sorted by expert, padded to the blocks of the grouped product, its result,
+    that in the order of the tokens, and weighted by the router."""
+
+
+FUSED = KeptTensors(hidden=5, query=3, key=3, inner=3)
+"""With norms, rotary positions and the gated product fused (torch.compile, or Megatron-Core's kernels).
+
+Hidden: the results of both norms, attention and MLP, and the sum with the residual. Query: before and after the rotary
+positions, and the result of attention; key: the same without a result, and the value. Inner: gate, up and product."""
+
+MODULES = KeptTensors(hidden=8, query=2, key=2, inner=4, normalized_heads=3)
+"""Modules of transformers, one operation after another, as `torch.autograd.graph.saved_tensors_hooks` counts them.
+
+Hidden: each norm keeps its input in float32, its normalized input and its result. Inner: gate, its SiLU, up and the
+product."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """What a training system stores on a device."""
+
+    weight_bytes: float
+    """Per parameter that the device holds."""
+
+    gradient_bytes: float
+    """Per trained parameter."""
+
+    optimizer_bytes: float
+    """Per trained parameter: moments, and float32 copies of weights in lower precision."""
+
+    gathers_layers: bool = False
+    """Whether each layer is gathered from shards to be computed (FSDP)."""
+
+    kept: KeptTensors = MODULES
+    logit_bytes: float
+    """Per logit of the language head at the peak of its backward pass."""
+
+    max_logits: int | None = None
+    """Logits that exist at once; None is all of a micro-batch."""
+
+    logit_columns: int | None = None
+    """Columns of the vocabulary that are computed at once; None is all."""
+
+    offloads_kept: bool = False
+    """Whether the inputs of layers that are kept for recomputation are in host memory."""
+
+    offloaded_optimizer: float = 1.0
+    """The fraction of the optimizer's state that `offload_optimizer` moves to the host."""
+
+    optimizer_buffer_bytes: float = 0.0
+    """Device memory for steps of an offloaded optimizer."""
+
+    flat_copy: bool = False
+    """Whether an optimizer step copies the device's weights into one buffer."""
+
+    divides_experts: bool = True
+    """Whether tensor parallelism divides each expert; otherwise expert parallelism spans tensor-parallel devices."""
+
+    adapts_experts: bool = False
+    """Whether LoRA adapts the experts."""
+
+    adapters: int = 1
+    """LoRA adapters in memory, of which one is trained."""
+
+
+_OFFLOADED_BUCKETS_BYTES = 3 * 256 << 20
+"""An offloaded optimizer has three buckets on the device: one arriving, one being stepped, one leaving."""
+
+_LOGITS_AT_ONCE = 1 << 28
+_LOGIT_BYTES = 12
+"""A logit in float32, its exponential and its gradient."""
+
+
+def own_system(use: ModelUse, layout: TrainingLayout) -> System:
+    """What our engines store: gradients and the optimizer's state in float32, weights in the model's dtype."""
+    traits = TRAINING_ENGINES[layout.engine]
+    return System(
+        weight_bytes=use.value_bytes,
+        gradient_bytes=FLOAT32,
+        optimizer_bytes=2 * FLOAT32 + (FLOAT32 if use.value_bytes < FLOAT32 else 0),
+        gathers_layers=traits.shards_over_data and layout.num_devices > layout.replicas,
+        logit_bytes=_LOGIT_BYTES,
+        max_logits=_LOGITS_AT_ONCE,
+        optimizer_buffer_bytes=_OFFLOADED_BUCKETS_BYTES,
+        flat_copy=layout.engine is TrainingEngine.megatron and layout.distributed_optimizer,
+    )

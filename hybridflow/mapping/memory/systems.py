@@ -33,11 +33,15 @@ FUSED = KeptTensors(hidden=5, query=3, key=3, inner=3)
 Hidden: the results of both norms, attention and MLP, and the sum with the residual. Query: before and after the rotary
 positions, and the result of attention; key: the same without a result, and the value. Inner: gate, up and product."""
 
-MODULES = KeptTensors(hidden=8, query=2, key=2, inner=4, normalized_heads=3)
-"""Modules of transformers, one operation after another, as `torch.autograd.graph.saved_tensors_hooks` counts them.
 
-Hidden: each norm keeps its input in float32, its normalized input and its result. Inner: gate, its SiLU, up and the
-product."""
+def unfused(value_bytes: int) -> KeptTensors:
+    """The tensors kept by modules of transformers, which run one operation after another.
+
+    Each norm keeps its input in float32, the normalized input and its result; attention the rotated queries and keys,
+    the values and its result; the MLP gate, its SiLU, up and their product.
+    """
+    float32_copy = FLOAT32 // value_bytes
+    return KeptTensors(hidden=2 * (float32_copy + 2), query=2, key=2, inner=4, normalized_heads=float32_copy + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +57,10 @@ class System:
     optimizer_bytes: float
     """Per trained parameter: moments, and float32 copies of weights in lower precision."""
 
+    kept: KeptTensors
     gathers_layers: bool = False
     """Whether each layer is gathered from shards to be computed (FSDP)."""
 
-    kept: KeptTensors = MODULES
     logit_bytes: float
     """Per logit of the language head at the peak of its backward pass."""
 
@@ -103,6 +107,7 @@ def own_system(use: ModelUse, layout: TrainingLayout) -> System:
         weight_bytes=use.value_bytes,
         gradient_bytes=FLOAT32,
         optimizer_bytes=2 * FLOAT32 + (FLOAT32 if use.value_bytes < FLOAT32 else 0),
+        kept=unfused(use.value_bytes),
         gathers_layers=traits.shards_over_data and layout.num_devices > layout.replicas,
         logit_bytes=_LOGIT_BYTES,
         max_logits=_LOGITS_AT_ONCE,

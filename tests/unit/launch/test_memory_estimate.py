@@ -63,8 +63,8 @@ def test_float32_without_checkpointing_is_twice_a_card_and_the_defaults_take_hal
     assert phase.parts["weights of the rollout"] == pytest.approx(4 * PARAMETERS, rel=1e-3)
     assert phase.parts["optimizer of actor"] == pytest.approx(8 * PARAMETERS / 8, rel=1e-3)
     assert phase.parts["gradients"] == pytest.approx(4 * PARAMETERS / 8, rel=1e-3)
-    assert phase.total / GIB == pytest.approx(152, rel=0.05)
-    assert peak(planned("actor.gradient_checkpointing=false")).total / GIB == pytest.approx(89, rel=0.05)
+    assert phase.total / GIB == pytest.approx(143, rel=0.05)
+    assert peak(planned("actor.gradient_checkpointing=false")).total / GIB == pytest.approx(84, rel=0.05)
     assert peak(planned()).total / GIB == pytest.approx(38, rel=0.1)
 
 
@@ -84,7 +84,7 @@ def test_the_start_says_each_phase_and_refuses_nothing_on_cards_of_unknown_size(
 def test_what_cannot_fit_is_refused_with_the_largest_parts_and_what_lowers_them(planned):
     plan = planned("model.dtype=float32", "actor.gradient_checkpointing=false")
     error = next(phase_problems(plan, CARDS))
-    start = r"The phase 'updating actor' needs about 15\d\.\d GiB per device in pool 'main' \(.*activations 10.*\)"
+    start = r"The phase 'updating actor' needs about 14\d\.\d GiB per device in pool 'main' \(.*activations 9.*\)"
     assert re.match(start + ", but a GPU of node big", error.message)
     for advice in ("model.dtype=bfloat16", "actor.gradient_checkpointing=true", "actor.microbatch_tokens=1024"):
         assert advice in error.remedy
@@ -105,7 +105,7 @@ def test_a_critic_and_a_reference_are_counted_where_they_live(planned):
 def test_megatron_divides_weights_by_the_model_and_the_optimizer_by_all(planned):
     layout = ["actor.engine=megatron", "actor.parallelism.tensor=2", "actor.parallelism.pipeline=2"]
     phase = peak(planned(*layout))
-    assert phase.parts["gradients"] == pytest.approx(2 * PARAMETERS / 4, rel=1e-3)
+    assert phase.parts["gradients"] == pytest.approx(4 * PARAMETERS / 4, rel=1e-3)
     assert phase.parts["optimizer of actor"] == pytest.approx(12 * PARAMETERS / 8, rel=1e-3)
 
 

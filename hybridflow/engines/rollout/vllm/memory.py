@@ -71,7 +71,8 @@ def plan_memory(
         captures_graphs=not vllm.enforce_eager,
     )
     left = int(vllm.gpu_memory_fraction * device_bytes) - weights - working
-    copies = max(1, sizes.tensor // geometry.kv_heads)  # ranks that hold the same heads
+    # Ranks that hold the same heads; a latent cache is not divided.
+    copies = sizes.tensor if geometry.latent else max(1, sizes.tensor // geometry.kv_heads)
     token = kv_cache_bytes_per_token(geometry, bytes_per_value=size) * copies // shards
     return VllmMemory(weights, working, vllm.kv_cache_mb << 20 if vllm.kv_cache_mb else left, sequence_tokens * token)
 

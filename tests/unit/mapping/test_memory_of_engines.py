@@ -1,0 +1,108 @@
+"""The arithmetic of memory against the tensors that an engine holds."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hybridflow.config.model import Dtype
+from hybridflow.config.training import Lora, TrainingEngine
+from hybridflow.engines.training.single import SingleEngine
+from hybridflow.mapping.layouts import ModelUse, TrainingLayout
+from hybridflow.mapping.memory.phases import RoleMemory
+from hybridflow.mapping.memory.training import training_memory
+from hybridflow.mapping.workload import Lengths, Workload
+from hybridflow.models.geometry import read_geometry, value_bytes
+from tests.toys import sequences, stepped
+from tests.unit.engines.training.engines import language_engine, likelihood_loss
+
+PROMPT, RESPONSE = 300, 200
+TOKENS = PROMPT + RESPONSE
+SIZES = {"hidden_size": 96, "intermediate_size": 320, "num_attention_heads": 4, "head_dim": 32}
+
+
+@pytest.fixture
+def stepped_engine(toy_dir):
+    """A function: an engine after an optimizer step, the bytes of its gradients, and those that a layer kept."""
+
+    def make(architecture: str, dtype: Dtype, *, layers: int = 2, rank: int = 0) -> tuple[SingleEngine, int, int]:
+        path = toy_dir(architecture, max_position_embeddings=1024, num_hidden_layers=layers, **SIZES)
+        settings = {"gradient_checkpointing": False, "lora": Lora(rank=rank)}
+        engine = language_engine(path, dtype=dtype, **settings)
+        gradients, kept = count_gradients(engine.model), KeptTensors(engine.model)
+        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+            stepped(engine, sequences((PROMPT,), (RESPONSE,)), likelihood_loss)
+        return engine, sum(gradients.values()), sum(tensor.untyped_storage().nbytes() for tensor in kept.found.values())
+
+    return make
+
+
+class KeptTensors:
+    """Tensors that autograd keeps, without parameters, one per storage."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self.found: dict[int, Tensor] = {}
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in self._parameters:
+            self.found[place] = tensor
+        return tensor
+
+
+def count_gradients(model: nn.Module) -> dict[str, int]:
+    """Filled with the bytes of each parameter's gradient when it is complete."""
+    found: dict[str, int] = {}
+
+    def count(name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        found[name] = parameter.grad.nbytes
+
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: count(name, p))
+    return found
+
+
+def predicted(engine: SingleEngine, dtype: Dtype, *, rank: int = 0) -> RoleMemory:
+    use = ModelUse(read_geometry(engine._setup.directory), value_bytes(dtype), is_trained=True, lora_rank=rank)
+    layout = TrainingLayout(engine=TrainingEngine.single, gradient_checkpointing=False)
+    return training_memory("actor", use, layout, Workload(1, Lengths((PROMPT,)), Lengths((RESPONSE,)), 1))
+
+
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_weights_gradients_and_optimizer_are_the_tensors_of_the_engine(stepped_engine, architecture, dtype):
+    engine, gradients, _ = stepped_engine(architecture, dtype)
+    role = predicted(engine, dtype)
+    assert role.resident["weights of actor"] == sum(parameter.nbytes for parameter in engine.model.parameters())
+    assert role.phases["updating actor"]["gradients"] == gradients
+    assert role.resident["optimizer of actor"] == state_bytes(engine)
+
+
+@pytest.mark.lora
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16], ids=lambda dtype: dtype.name)
+def test_an_adapter_is_what_peft_adds(stepped_engine, dtype):
+    engine, gradients, _ = stepped_engine("qwen3", dtype, rank=4)
+    role = predicted(engine, dtype, rank=4)
+    assert role.resident["weights of actor"] == sum(parameter.nbytes for parameter in engine.model.parameters())
+    assert role.phases["updating actor"]["gradients"] == gradients
+    assert role.resident["optimizer of actor"] == state_bytes(engine)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_layer_keeps_the_tensors_that_are_counted(stepped_engine, architecture, dtype):
+    (three, _, most), (two, _, fewer) = (stepped_engine(architecture, dtype, layers=layers) for layers in (3, 2))
+    activations = [predicted(engine, dtype).phases["updating actor"]["activations"] for engine in (three, two)]
+    # Not counted: attention's log-sum-exp, one or two float32 numbers per head and token, 1% of this layer.
+    assert activations[0] - activations[1] == pytest.approx(most - fewer, rel=0.02)
+
+
+def state_bytes(engine: SingleEngine) -> int:
+    """Moments and float32 copies, without torch's step counts."""
+    optimizer = engine.optimizer
+    moments = sum(
+        tensor.nbytes for state in optimizer.state.values() for name, tensor in state.items() if name != "step"
+    )
+    return moments + sum(copy.nbytes for copy in optimizer.weight_of)

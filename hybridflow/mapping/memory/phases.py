@@ -19,7 +19,7 @@ class RoleMemory:
     """Throughout the step."""
 
     phases: Mapping[str, Mapping[str, float]]
-    """What each phase takes in addition while it runs."""
+    """Parts that exist in addition while a phase runs."""
 
     host: Mapping[str, float] = field(default_factory=dict)
     """In the memory of the device's node, for this device."""

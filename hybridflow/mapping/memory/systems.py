@@ -1,4 +1,4 @@
-"""What training systems store per parameter, per token and per logit: ours, and others as data."""
+"""Bytes that training systems store per parameter, per token and per logit: our engines, and others as data."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ def unfused(value_bytes: int) -> KeptTensors:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """What a training system stores on a device."""
+    """Bytes and tensors that a training system stores on a device."""
 
     weight_bytes: float
     """Per parameter that the device holds."""
@@ -101,7 +101,7 @@ _LOGIT_BYTES = 12
 
 
 def own_system(use: ModelUse, layout: TrainingLayout) -> System:
-    """What our engines store: gradients and the optimizer's state in float32, weights in the model's dtype."""
+    """Our engines, which keep gradients and the optimizer's state in float32, and weights in the model's dtype."""
     traits = TRAINING_ENGINES[layout.engine]
     return System(
         weight_bytes=use.value_bytes,

@@ -1,6 +1,14 @@
 """The rows that a step processes, and their lengths."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import exp, log
+from statistics import NormalDist
+
+_NUM_QUANTILES = 256
+_SPREAD = log(10) / NormalDist().inv_cdf(0.99)
+"""The standard deviation of the logarithm at which the 99th percentile is ten times the median."""
 
 
 @dataclass(frozen=True)
@@ -9,7 +17,7 @@ class Lengths:
 
     quantiles: tuple[float, ...]
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """Mean tokens."""
         return sum(self.quantiles) / len(self.quantiles)
@@ -18,6 +26,20 @@ class Lengths:
     def longest(self) -> float:
         """Most tokens."""
         return self.quantiles[-1]
+
+    @classmethod
+    def constant(cls, tokens: float) -> "Lengths":
+        """The same number of tokens for every row."""
+        return cls((float(tokens),))
+
+    @classmethod
+    def spread(cls, mean: float, longest: float) -> "Lengths":
+        """A log-normal distribution with this mean after everything above `longest` was cut to `longest`.
+
+        Its 99th percentile is ten times its median before the cut, as measured for reasoning models: the longest
+        responses take most of a rollout (Seer, OSDI'26, has a tail of up to half of it).
+        """
+        return cls(_spread_quantiles(float(mean), float(longest)))
 
 
 @dataclass(frozen=True)
@@ -32,12 +54,45 @@ class Workload:
     optimizer_steps: int
     """Optimizer steps per update of a role: minibatches times epochs."""
 
+    epochs: int = 1
+    """Passes over the rows per update of a role."""
+
     @property
     def tokens(self) -> float:
         """Prompt and response tokens of the step."""
-        return self.rows * (self.prompts.mean + self.responses.mean)
+        return self.rows * self.row_tokens
+
+    @property
+    def row_tokens(self) -> float:
+        """Mean prompt and response tokens of a row."""
+        return self.prompts.mean + self.responses.mean
 
     @property
     def longest_row(self) -> float:
         """The longest prompt and response together."""
         return self.prompts.longest + self.responses.longest
+
+    @cached_property
+    def squared_row_tokens(self) -> float:
+        """Mean square of a row's tokens, with prompts of the mean length."""
+        lengths = self.responses.quantiles
+        return sum((self.prompts.mean + length) ** 2 for length in lengths) / len(lengths)
+
+    def share_longer_than(self, tokens: float) -> float:
+        """The share of rows with more tokens, with prompts of the mean length."""
+        lengths = self.responses.quantiles
+        return 1 - bisect_right(lengths, tokens - self.prompts.mean) / len(lengths)
+
+
+@lru_cache(maxsize=256)
+def _spread_quantiles(mean: float, longest: float) -> tuple[float, ...]:
+    """Quantiles with this mean; the median is found by bisection."""
+    normal = NormalDist()
+    ratios = [exp(_SPREAD * normal.inv_cdf((i + 0.5) / _NUM_QUANTILES)) for i in range(_NUM_QUANTILES)]
+    low, high = 0.0, longest / ratios[0]
+    for _ in range(60):
+        median = (low + high) / 2
+        found = sum(min(median * ratio, longest) for ratio in ratios) / _NUM_QUANTILES
+        low, high = (median, high) if found < mean else (low, median)
+    quantiles = [min(high * ratio, longest) for ratio in ratios]
+    return (*quantiles[:-1], longest)

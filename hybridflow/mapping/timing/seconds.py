@@ -1,0 +1,16 @@
+"""Seconds of an operation, by cause."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of an operation as parts that follow one another: what overlaps with another part is not counted."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        """Seconds from start to end."""
+        return sum(self.parts.values())

@@ -1,0 +1,158 @@
+"""Seconds of training and inference with a training engine."""
+
+from dataclasses import replace
+from math import ceil
+
+from hybridflow.config.training import TrainingEngine
+from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.layouts import ModelUse, TrainingLayout
+from hybridflow.mapping.timing.rates import Group, Rates
+from hybridflow.mapping.timing.seconds import Seconds
+from hybridflow.mapping.timing.work import forward_pass, layer_parameters
+from hybridflow.mapping.workload import Workload
+
+_BACKWARD = 2.0
+"""A backward pass computes as much as this many forward passes; its collectives are those of one."""
+
+_OPTIMIZER_BYTES = 28
+"""Bytes per parameter that Adam reads and writes, without the weight: master and two moments, and the gradient."""
+
+STATE_BYTES = 12
+"""Bytes per parameter of Adam's state in float32: master and two moments."""
+
+
+def forward_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cluster: Cluster) -> Seconds:
+    """Seconds to compute log-probabilities, values or scores of all rows, once."""
+    rates = Rates(cluster, use.value_bytes)
+    tokens, squared, number = _microbatches(layout, workload, workload.rows)
+    work = forward_pass(use, layout, rates, tokens=tokens, squared_lengths=squared)
+    one = vars(work) | {"latency": work.latency + rates.sync}
+    one["gathers"] = max(0.0, _gather_seconds(use, layout, rates) - work.matrix - work.memory)
+    one["stages"] = _stage_seconds(use, layout, rates, tokens)
+    return Seconds(_pipelined(one, layout, number) | {"offload": _offload_seconds(use, layout, rates, updates=False)})
+
+
+def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cluster: Cluster) -> Seconds:
+    """Seconds of an update: forward and backward passes, gradient reductions and optimizer steps.
+
+    FSDP gathers weights for the forward and the backward pass, and reduces gradients, while layers are computed; the
+    collectives of tensor, expert and sequence parallelism, and those of an optimizer step, overlap with nothing.
+    """
+    rates = Rates(cluster, use.value_bytes)
+    rows = workload.rows * workload.epochs / workload.optimizer_steps
+    tokens, squared, number = _microbatches(layout, workload, rows)
+    work = forward_pass(use, layout, rates, tokens=tokens, squared_lengths=squared)
+    again = 1.0 if layout.gradient_checkpointing else 0.0
+    compute, collectives = 1 + again + (1.0 if use.lora_rank else _BACKWARD), 2 + again
+    one = {name: seconds * collectives for name, seconds in vars(work).items()}
+    for name in ("matrix", "memory", "latency"):
+        one[name] = getattr(work, name) * compute
+    one["latency"] += rates.sync
+    one["gathers"] = max(0.0, 3 * _gather_seconds(use, layout, rates) - one["matrix"] - one["memory"])
+    one["stages"] = 2 * _stage_seconds(use, layout, rates, tokens)
+    parts = _pipelined(one, layout, number)
+    parts["gradients"] = _gradient_seconds(use, layout, rates)
+    parts["optimizer"] = _state_parameters(use, layout) * (_OPTIMIZER_BYTES + use.value_bytes) / rates.memory
+    steps = {name: seconds * workload.optimizer_steps for name, seconds in parts.items()}
+    return Seconds(steps | {"offload": _offload_seconds(use, layout, rates, updates=True)})
+
+
+def _trained_parameters(use: ModelUse, layout: TrainingLayout) -> float:
+    """Parameters per device that the optimizer updates, before they are sharded over data."""
+    model = use.geometry
+    if use.lora_rank:
+        width = 4 * model.hidden + 2 * model.query_width + 2 * model.kv_width + 3 * model.intermediate
+        return use.lora_rank * width * model.layers / layout.tensor / layout.pipeline
+    return _held_parameters(use, layout)
+
+
+def _held_parameters(use: ModelUse, layout: TrainingLayout) -> float:
+    """Parameters per device, before FSDP or a distributed optimizer shards them over data."""
+    model = use.geometry
+    experts, others = layer_parameters(model)
+    ends = model.vocab * model.hidden * (2 if use.has_language_head and not model.tied else 1)
+    return (experts / layout.expert + (others + ends) / layout.tensor) / layout.pipeline
+
+
+def _microbatches(layout: TrainingLayout, workload: Workload, rows: float) -> tuple[float, float, int]:
+    """Tokens and squared lengths of one microbatch of the slowest replica, and their number.
+
+    Rows are balanced over replicas by tokens, so the slowest has the mean or the longest row. At least as many
+    microbatches are needed as there are rows of which no two fit into one.
+    """
+    own = rows / layout.data
+    budget = max(float(layout.microbatch_tokens), 1.0)
+    tokens = max(own * workload.row_tokens, min(workload.longest_row, rows * workload.row_tokens))
+    scale = tokens / workload.row_tokens
+    alone = scale * workload.share_longer_than(budget / 2)
+    number = max(1, ceil(tokens / max(budget, workload.row_tokens)), ceil(alone))
+    return tokens / number, scale * workload.squared_row_tokens / number, number
+
+
+def _pipelined(one: dict[str, float], layout: TrainingLayout, number: int) -> dict[str, float]:
+    """Seconds of m microbatches through a pipeline: those of m + (p - 1) / v of them (interleaved 1F1B)."""
+    bubbles = (layout.pipeline - 1) / layout.virtual_pipeline * sum(one.values())
+    return {name: seconds * number for name, seconds in one.items()} | {"bubbles": bubbles}
+
+
+def _stage_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, tokens: float) -> float:
+    """Seconds to send a microbatch's activations to the next stage."""
+    if layout.pipeline == 1:
+        return 0.0
+    sharded = layout.sequence * (layout.tensor if layout.sequence_parallel else 1)
+    return tokens * use.geometry.hidden * use.value_bytes / sharded / rates.link(layout.model_parallel) + rates.sync
+
+
+def _data_group(layout: TrainingLayout) -> Group:
+    """The devices among which FSDP or a distributed optimizer shards the weights."""
+    return Group(layout.data * layout.sequence // layout.replicas, layout.tensor * layout.pipeline)
+
+
+def _gather_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates) -> float:
+    """Seconds to all-gather the weights once, under FSDP."""
+    if layout.engine is not TrainingEngine.fsdp:
+        return 0.0
+    return rates.all_gather(_held_parameters(use, layout) * use.value_bytes, _data_group(layout))
+
+
+def _gradient_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates) -> float:
+    """Seconds to reduce the gradients of an optimizer step over data, and to gather the updated weights.
+
+    Under FSDP, each microbatch has reduced its gradients; its replicas (HSDP) then reduce their shards.
+    """
+    trained = _trained_parameters(use, layout)
+    if layout.engine is TrainingEngine.fsdp:
+        shard = trained * use.value_bytes / (layout.data * layout.sequence // layout.replicas)
+        return rates.all_reduce(shard, Group(layout.replicas, layout.num_devices // layout.replicas))
+    experts = layer_parameters(use.geometry)[0] / layout.expert / layout.pipeline if not use.lora_rank else 0.0
+    dense = (trained - experts) * use.value_bytes
+    copies = max(1, layout.num_devices // layout.pipeline // layout.expert)
+    sparse = Group(copies, layout.expert * layout.pipeline)
+    return 2 * (rates.all_gather(dense, _data_group(layout)) + rates.all_gather(experts * use.value_bytes, sparse))
+
+
+def _state_parameters(use: ModelUse, layout: TrainingLayout) -> float:
+    """Parameters per device whose optimizer state it holds."""
+    if layout.engine is TrainingEngine.fsdp or layout.distributed_optimizer:
+        return _sharded(use, layout, _trained_parameters(use, layout))
+    return _trained_parameters(use, layout)
+
+
+def _sharded(use: ModelUse, layout: TrainingLayout, parameters: float) -> float:
+    """Parameters per device after sharding over data: experts over the devices that hold the same ones."""
+    if use.lora_rank or layout.expert == 1:
+        return parameters / (layout.data * layout.sequence // layout.replicas)
+    experts = layer_parameters(use.geometry)[0] / layout.expert / layout.pipeline
+    copies = max(1, layout.num_devices // layout.pipeline // layout.expert)
+    return experts / copies + (parameters - experts) / (layout.data * layout.sequence // layout.replicas)
+
+
+def _offload_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, *, updates: bool) -> float:
+    """Seconds to load what was offloaded to the host before the call, and to store it after an update."""
+    parameters = _held_parameters(use, layout)
+    if layout.engine is TrainingEngine.fsdp:
+        parameters = _sharded(use, replace(layout, expert=1), parameters)
+    moved = parameters * use.value_bytes * layout.offload_parameters
+    if updates and use.is_trained:
+        moved += _state_parameters(use, layout) * STATE_BYTES * layout.offload_optimizer
+    return moved * (2 if updates else 1) / rates.host

@@ -1,0 +1,218 @@
+"""Seconds of training, generation and transfers: cases computed by hand, and what must hold for every layout."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from hybridflow.config.training import TrainingEngine
+from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
+from hybridflow.mapping.timing.generation import generation_seconds
+from hybridflow.mapping.timing.rates import Group, Rates
+from hybridflow.mapping.timing.seconds import Seconds
+from hybridflow.mapping.timing.training import forward_seconds, update_seconds
+from hybridflow.mapping.timing.transfers import Transition, batch_seconds, publish_seconds, storage_seconds
+from hybridflow.mapping.timing.work import active_parameters, forward_flops
+from hybridflow.mapping.workload import Lengths, Workload
+from hybridflow.models.geometry import geometry_of
+from tests.unit.mapping.clusters import CLUSTER, EXACT, WORKLOAD, dense, mixture
+
+MEGATRON = TrainingLayout(engine=TrainingEngine.megatron, gradient_checkpointing=False)
+FSDP = replace(MEGATRON, engine=TrainingEngine.fsdp)
+LAYOUTS = {
+    "one device": MEGATRON,
+    "fsdp": replace(FSDP, data=32, microbatch_tokens=1024),
+    "hsdp": replace(FSDP, data=32, replicas=4, sequence=2),
+    "tensor": replace(MEGATRON, data=4, tensor=8, sequence_parallel=True),
+    "pipeline": replace(MEGATRON, data=4, pipeline=4, tensor=2, gradient_checkpointing=True),
+    "experts": replace(MEGATRON, data=32, expert=16),
+    "sequence": replace(MEGATRON, data=4, sequence=8),
+    "offloaded": replace(MEGATRON, data=32, offload_parameters=True, offload_optimizer=True),
+}
+DENSE = ModelUse(dense(), 2, is_trained=True)
+MIXTURE = ModelUse(mixture(), 2, is_trained=True)
+
+
+def llama_70b() -> ModelUse:
+    sizes = {"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8}
+    return ModelUse(geometry_of({**sizes, "intermediate_size": 28672, "vocab_size": 32000}), 2, is_trained=True)
+
+
+def slower(cluster: Cluster, **rates: float) -> Cluster:
+    """The cluster with each of the named rates divided by 3."""
+    own = {name: getattr(cluster, name) / 3 for name in rates if hasattr(cluster, name)}
+    device = {name: getattr(cluster.device, name) / 3 for name in rates if name not in own}
+    return replace(cluster, device=replace(cluster.device, **device), **own)
+
+
+def operations(use: ModelUse, layout: TrainingLayout) -> dict[str, Callable[[Cluster], Seconds]]:
+    """Everything that takes time in a step of this layout."""
+    rollout = RolloutLayout(engine="vllm", replicas=layout.num_devices, max_sequences=4)
+    calls: dict[str, Callable[[Cluster], Seconds]] = {
+        "forward": lambda cluster: forward_seconds(use, layout, WORKLOAD, cluster),
+        "update": lambda cluster: update_seconds(use, layout, WORKLOAD, cluster),
+        "generate": lambda cluster: generation_seconds(use, rollout, WORKLOAD, cluster),
+    }
+    for transition in Transition:
+        calls[transition.value] = lambda cluster, t=transition: publish_seconds(use, layout, rollout, cluster, t)
+    return calls
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("rate", ["matrix_flops", "memory_bandwidth", "node_link", "network_link", "host_link"])
+def test_a_slower_rate_never_saves_time(name: str, rate: str):
+    layout = LAYOUTS[name]
+    use = MIXTURE if layout.expert > 1 else DENSE
+    changed = False
+    for call in operations(use, layout).values():
+        before, after = call(CLUSTER).total, call(slower(CLUSTER, **{rate: 3.0})).total
+        assert after >= before
+        changed |= after > before
+    assert (
+        changed
+        or rate == "host_link"
+        or (rate == "network_link" and layout.num_devices <= 8)
+        or (rate == "node_link" and layout.num_devices == 1)
+    )
+
+
+def test_every_synchronization_adds_time():
+    late = replace(CLUSTER, device=replace(CLUSTER.device, efficiency=replace(EXACT, sync_seconds=1e-4)))
+    for layout in LAYOUTS.values():
+        calls = operations(MIXTURE if layout.expert > 1 else DENSE, layout)
+        for name in ("forward", "update", "generate"):
+            assert calls[name](late).total > calls[name](CLUSTER).total
+
+
+def test_data_parallelism_divides_the_computation_of_balanced_rows():
+    workload = Workload(512, Lengths.constant(512), Lengths.constant(512), optimizer_steps=1)
+    one = update_seconds(DENSE, replace(MEGATRON, distributed_optimizer=False), workload, CLUSTER)
+    for data in (2, 8, 64):
+        many = update_seconds(DENSE, replace(MEGATRON, data=data, distributed_optimizer=False), workload, CLUSTER)
+        assert many.parts["matrix"] * data == pytest.approx(one.parts["matrix"])
+        assert many.parts["memory"] * data == pytest.approx(one.parts["memory"])
+        assert many.parts["optimizer"] == pytest.approx(one.parts["optimizer"])
+
+
+def test_every_way_to_divide_a_model_keeps_its_floating_point_operations():
+    workload = Workload(256, Lengths.constant(512), Lengths.constant(512), optimizer_steps=1)
+    expected = 256 * forward_flops(DENSE, 1024, 1024**2) / 1e15
+    for layout in LAYOUTS.values():
+        found = forward_seconds(DENSE, replace(layout, expert=1), workload, CLUSTER)
+        assert found.parts["matrix"] * layout.num_devices == pytest.approx(expected)
+
+
+def test_flops_of_a_dense_model_are_two_per_parameter_and_token_with_causal_attention():
+    layer = 1024 * (2 * 1024 + 2 * 256) + 3 * 1024 * 4096
+    assert active_parameters(dense()) == 8 * layer
+    expected = 2 * 100 * (8 * layer + 1024 * 32000) + 8 * 100**2 * (1024 + 1024)
+    assert forward_flops(DENSE, 100, 100**2) == expected
+    no_head = replace(DENSE, has_language_head=False)
+    assert expected - forward_flops(no_head, 100, 100**2) == 2 * 100 * 1024 * 32000
+
+
+def test_a_token_passes_only_its_experts():
+    attention, router, expert = 1024 * (2 * 1024 + 2 * 256), 16 * 1024, 3 * 1024 * 512
+    assert active_parameters(mixture()) == 8 * (attention + router + 2 * expert)
+
+
+def test_attention_counts_each_packed_row_and_not_the_whole_microbatch():
+    short = Workload(64, Lengths.constant(64), Lengths.constant(64), optimizer_steps=1)
+    long = Workload(1, Lengths.constant(64 * 64), Lengths.constant(64 * 64), optimizer_steps=1)
+    difference = forward_seconds(DENSE, MEGATRON, long, CLUSTER).parts["matrix"]
+    difference -= forward_seconds(DENSE, MEGATRON, short, CLUSTER).parts["matrix"]
+    assert difference == pytest.approx(8 * 2048 * (8192**2 - 64 * 128**2) / 1e15)
+
+
+def test_backward_takes_two_forward_passes_and_recomputation_one_more():
+    forward = forward_seconds(DENSE, MEGATRON, WORKLOAD, CLUSTER).parts["matrix"]
+    whole = replace(WORKLOAD, optimizer_steps=1)
+    plain = update_seconds(DENSE, MEGATRON, whole, CLUSTER).parts["matrix"]
+    again = update_seconds(DENSE, replace(MEGATRON, gradient_checkpointing=True), whole, CLUSTER).parts["matrix"]
+    assert (plain / forward, again / forward) == (pytest.approx(3), pytest.approx(4))
+
+
+@pytest.mark.parametrize(("stages", "virtual"), [(2, 1), (4, 1), (4, 2), (8, 1)])
+def test_bubbles_are_those_of_interleaved_1f1b(stages: int, virtual: int):
+    workload = Workload(16, Lengths.constant(512), Lengths.constant(512), optimizer_steps=1)
+    layout = replace(MEGATRON, pipeline=stages, virtual_pipeline=virtual, microbatch_tokens=1024)
+    parts = forward_seconds(DENSE, layout, workload, CLUSTER).parts
+    work = sum(parts.values()) - parts["bubbles"]
+    assert parts["bubbles"] / work == pytest.approx((stages - 1) / (16 * virtual))
+
+
+def test_rows_longer_than_half_the_budget_do_not_share_a_microbatch():
+    workload = Workload(100, Lengths.constant(600), Lengths.constant(600), optimizer_steps=1)
+    late = replace(CLUSTER, device=replace(CLUSTER.device, efficiency=replace(EXACT, sync_seconds=1.0)))
+    apart = forward_seconds(DENSE, replace(MEGATRON, microbatch_tokens=2048), workload, late)
+    together = forward_seconds(DENSE, replace(MEGATRON, microbatch_tokens=2400), workload, late)
+    assert (apart.parts["latency"], together.parts["latency"]) == (100 * 9, 50 * 9)
+
+
+def test_gathers_of_fsdp_are_hidden_behind_computation():
+    gathered = 2 * (8 * (1024 * 2560 + 3 * 1024 * 4096 + 2 * 1024) + 1024 + 2 * 32000 * 1024)
+    layout = replace(FSDP, data=8)
+    rows = Workload(8, Lengths.constant(4), Lengths.constant(4), optimizer_steps=1)
+    parts = forward_seconds(DENSE, layout, rows, CLUSTER).parts
+    assert parts["gathers"] + parts["matrix"] + parts["memory"] == pytest.approx(gathered * 7 / 8 / 3e11)
+    long = Workload(800, Lengths.constant(4096), Lengths.constant(4096), optimizer_steps=1)
+    assert forward_seconds(DENSE, layout, long, CLUSTER).parts["gathers"] == 0.0
+
+
+def test_collectives_between_nodes_share_the_links_of_their_node():
+    rates = Rates(CLUSTER, 2)
+    assert rates.all_gather(8e9, Group(8)) == pytest.approx(7e9 / 3e11)
+    assert rates.all_gather(16e9, Group(16)) == pytest.approx(15e9 / 3e11)
+    assert Rates(replace(CLUSTER, network_link=5e9), 2).all_gather(16e9, Group(16)) == pytest.approx(8e9 / 40e9)
+    assert rates.all_gather(8e9, Group(8, stride=8)) == pytest.approx(7e9 / 25e9)
+    assert rates.all_reduce(8e9, Group(8)) == pytest.approx(2 * 7e9 / 3e11)
+    assert rates.all_to_all(16e9, Group(16)) == pytest.approx(8e9 / 25e9)
+    assert rates.all_gather(8e9, Group(1)) == 0.0
+
+
+def test_a_micro_data_group_gathers_the_bytes_of_table_2():
+    paper = replace(CLUSTER, num_devices=128, network_link=25e9 / 8)
+    use = llama_70b()
+    training = replace(MEGATRON, data=2, pipeline=8, tensor=8)
+    rollout = RolloutLayout(engine="vllm", replicas=16, tensor=8)
+    seconds = publish_seconds(use, training, rollout, paper, Transition.micro_data).total
+    # (d_g - 1) / (t p) M = 7 / 64 of the weights, over an eighth of the node's 25 GB/s
+    weights = 2 * (80 * (8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * 28672 + 2 * 8192) + 8192 + 2 * 32000 * 8192)
+    assert seconds == pytest.approx(7 / 64 * weights / (25e9 / 8))
+    assert seconds == pytest.approx(4.9, abs=0.1)
+    same = replace(training, pipeline=1, data=16)
+    assert publish_seconds(use, same, rollout, paper, Transition.micro_data).total == 0.0
+
+
+def test_a_separate_rollout_waits_for_the_busier_side():
+    training = replace(MEGATRON, data=4)
+    many = RolloutLayout(engine="vllm", replicas=16, is_colocated=False)
+    few = RolloutLayout(engine="vllm", replicas=2, is_colocated=False)
+    weights = 2 * (8 * (1024 * 2560 + 3 * 1024 * 4096 + 2 * 1024) + 1024 + 2 * 32000 * 1024)
+    assert publish_seconds(DENSE, training, many, CLUSTER, Transition.send_recv).total == pytest.approx(
+        4 * weights / 25e9
+    )
+    assert publish_seconds(DENSE, training, few, CLUSTER, Transition.send_recv).total == pytest.approx(weights / 3e11)
+
+
+def test_batches_and_checkpoints_take_their_bytes():
+    assert batch_seconds(1e6, 4, 2, CLUSTER) == pytest.approx(24e6 / 2 / 3e11)
+    parameters = 8 * (1024 * 2560 + 3 * 1024 * 4096 + 2 * 1024) + 1024 + 2 * 32000 * 1024
+    weights = storage_seconds(DENSE, num_nodes=2, storage_rate=1e9, with_optimizer=False)
+    whole = storage_seconds(DENSE, num_nodes=2, storage_rate=1e9, with_optimizer=True)
+    assert (weights, whole) == (pytest.approx(parameters * 2 / 2e9), pytest.approx(parameters * 14 / 2e9))
+
+
+@pytest.mark.parametrize(("mean", "longest"), [(1000, 8000), (3200, 4096), (20, 28672)])
+def test_a_spread_distribution_has_its_mean_and_its_longest_row(mean: float, longest: float):
+    lengths = Lengths.spread(mean, longest)
+    # the longest row replaces the last quantile, 1 / 256 of the rows
+    assert lengths.mean == pytest.approx(mean, abs=longest / 256)
+    assert lengths.longest == longest
+    assert list(lengths.quantiles) == sorted(lengths.quantiles)
+
+
+def test_the_99th_percentile_of_a_spread_distribution_is_ten_times_the_median():
+    quantiles = Lengths.spread(500, 1e6).quantiles
+    assert quantiles[253] / quantiles[127] == pytest.approx(10, rel=0.06)  # the quantiles at 0.990 and 0.498

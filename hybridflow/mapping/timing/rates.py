@@ -1,4 +1,4 @@
-"""What devices of a cluster compute, read and exchange per second."""
+"""Rates at which the devices of a cluster compute, read and exchange."""
 
 from dataclasses import dataclass
 

@@ -21,6 +21,7 @@ from benchmarks.layouts import Layout, fsdp, megatron, rollout
 from benchmarks.record import HERE, write_record
 from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.traits import TRAINING_ENGINES
+from hybridflow.models.catalogue import find_model
 from hybridflow.models.geometry import ModelGeometry
 from hybridflow.parallel import ParallelMesh
 from hybridflow.parallel.boxes import uncovered, volume
@@ -31,37 +32,8 @@ from hybridflow.resharding.members import Member, members_from, neighbors_of, tr
 from hybridflow.resharding.plan import ReshardPlan, make_plan
 from hybridflow.resharding.transport import DIGEST_BYTES
 
-LLAMA_70B = ModelGeometry(
-    model_type="llama",
-    hidden=8192,
-    layers=80,
-    heads=64,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=28672,
-    vocab=128256,
-    max_positions=8192,
-    rope_theta=5e5,
-    tied=False,
-    qkv_bias=False,
-    output_bias=False,
-    qk_norm=False,
-    experts=0,
-    experts_per_token=0,
-)
-QWEN3_30B_A3B = replace(
-    LLAMA_70B,
-    model_type="qwen3_moe",
-    hidden=2048,
-    layers=48,
-    heads=32,
-    kv_heads=4,
-    intermediate=768,
-    vocab=151936,
-    qk_norm=True,
-    experts=128,
-    experts_per_token=8,
-)
+LLAMA_70B = find_model("Llama-3.1-70B").geometry
+QWEN3_30B_A3B = find_model("Qwen3-30B-A3B").geometry
 MOE_671B = replace(QWEN3_30B_A3B, hidden=7168, layers=60, heads=128, kv_heads=8, intermediate=2048, experts=256)
 """As many weights, and about as many bytes, as the largest open mixtures of experts."""
 

@@ -141,8 +141,8 @@ class ParameterSplit:
 
 
 def read_geometry(directory: Path) -> ModelGeometry:
-    """The geometry that a model directory's `config.json` describes."""
-    path = directory / "config.json"
+    """The geometry that the `config.json` of a model directory, or this file itself, describes."""
+    path = directory if directory.suffix == ".json" else directory / "config.json"
     try:
         raw = read_json_object(path)
     except (OSError, ValueError) as error:

@@ -17,6 +17,7 @@ TORCH_FREE = (
     "hybridflow.config*",
     "hybridflow.mapping*",
     "hybridflow.parallel*",
+    "hybridflow.models.catalogue",
     "hybridflow.models.geometry",
     "hybridflow.elastic",
     "hybridflow.resharding",

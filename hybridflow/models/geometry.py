@@ -12,7 +12,9 @@ from hybridflow.errors import EngineError
 
 _QKV_BIAS_BY_DEFAULT = {"qwen2", "gpt_oss"}
 _NO_OUTPUT_BIAS = {"qwen2", "glm4_moe"}
-_QK_NORM = {"qwen3", "qwen3_moe"}
+_GATED_DELTA = {"qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+"""Linear attention by gated DeltaNet in most layers, and attention with a gate in the others."""
+_QK_NORM = {"qwen3", "qwen3_moe"} | _GATED_DELTA
 _SIZES = {
     "hidden_size": (1, 1 << 20),
     "num_hidden_layers": (1, 1 << 12),
@@ -28,16 +30,30 @@ _SIZES = {
     "n_routed_experts": (0, 1 << 14),
     "num_experts_per_tok": (0, 1 << 14),
     "n_shared_experts": (0, 1 << 14),
+    "shared_expert_intermediate_size": (0, 1 << 22),
     "first_k_dense_replace": (0, 1 << 12),
     "q_lora_rank": (1, 1 << 20),
     "kv_lora_rank": (1, 1 << 20),
     "qk_nope_head_dim": (1, 1 << 16),
     "qk_rope_head_dim": (1, 1 << 16),
     "v_head_dim": (1, 1 << 16),
+    "linear_num_key_heads": (1, 1 << 14),
+    "linear_num_value_heads": (1, 1 << 14),
+    "linear_key_head_dim": (1, 1 << 16),
+    "linear_value_head_dim": (1, 1 << 16),
+    "linear_conv_kernel_dim": (1, 1 << 10),
+    "full_attention_interval": (1, 1 << 12),
 }
 """Ranges of whole numbers; the upper limits are far beyond any model."""
 
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+_NEEDED_WITH_LINEAR_ATTENTION = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 _NEEDED_WITH_LATENT_CACHE = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _ROUTER_BIAS = {"gpt_oss", "deepseek_v3", "glm4_moe"}
 
@@ -90,6 +106,14 @@ class ModelGeometry:
     """With a latent cache: rotated values of a key, which all heads share."""
     value_head_dim: int = 0
     """With a latent cache: size of a value per head."""
+    output_gate: bool = False
+    """Whether the output of attention, and of shared experts, has a gate (Qwen3.5)."""
+    linear_layers: int = 0
+    """Layers with linear attention, whose state does not grow with the sequence."""
+    linear_parameters: int = 0
+    """Parameters of linear attention in one such layer, without its norm."""
+    linear_norm: int = 0
+    """Size of this norm."""
 
     @property
     def query_width(self) -> int:
@@ -187,6 +211,7 @@ def geometry_of(config: dict, name: str = "config.json") -> ModelGeometry:
         attention_sinks=kind == "gpt_oss",
         **_mlp_sizes(config),
         **_head_sizes(config),
+        **(_linear_attention(config) if kind in _GATED_DELTA else {}),
     )
 
 
@@ -197,13 +222,16 @@ def _mlp_sizes(config: dict[str, Any]) -> dict[str, Any]:
     dense = config.get("intermediate_size") or 4 * config["hidden_size"]
     inner = (config.get("moe_intermediate_size") if experts else None) or dense
     dense_layers = (config.get("first_k_dense_replace") or 0) if experts else 0
+    shared = inner * (config.get("n_shared_experts") or 0)
+    if kind in _GATED_DELTA:
+        shared = config.get("shared_expert_intermediate_size") or 0
     return {
         "intermediate": inner,
         "experts": experts,
         "experts_per_token": config.get("num_experts_per_tok", 0) if experts else 0,
         "dense_layers": dense_layers,
         "dense_intermediate": dense if dense_layers else 0,
-        "shared_intermediate": inner * (config.get("n_shared_experts") or 0) if experts else 0,
+        "shared_intermediate": shared if experts else 0,
         "mlp_bias": kind == "gpt_oss" or config.get("mlp_bias", False),
         "router_bias": kind in _ROUTER_BIAS,
     }
@@ -222,6 +250,24 @@ def _head_sizes(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _linear_attention(config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `ModelGeometry` on linear attention (gated DeltaNet) and gates."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    every = config.get("full_attention_interval") or 4
+    types = config.get("layer_types") or [None if (i + 1) % every else "full_attention" for i in range(layers)]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    heads, value_dim = config["linear_num_value_heads"], config["linear_value_head_dim"]
+    values = heads * value_dim
+    mixed = 2 * keys + values  # queries, keys and values, which a short convolution mixes over time
+    parameters = hidden * (mixed + 2 * values + 2 * heads) + config["linear_conv_kernel_dim"] * mixed + 2 * heads
+    return {
+        "output_gate": True,
+        "linear_layers": layers - types.count("full_attention"),
+        "linear_parameters": parameters,
+        "linear_norm": value_dim,
+    }
+
+
 def value_bytes(dtype: Dtype | None) -> int:
     """Bytes of one weight or activation; None is float32."""
     return 2 if dtype is Dtype.bfloat16 else 4
@@ -229,15 +275,16 @@ def value_bytes(dtype: Dtype | None) -> int:
 
 def parameter_split(model: ModelGeometry) -> ParameterSplit:
     """The parameters of a model by purpose."""
-    experts = model.expert_layers
-    per_layer = 2 * model.hidden + 2 * model.head_dim * model.qk_norm + model.query_rank + model.latent
+    experts, linear = model.expert_layers, model.linear_layers
+    cached = model.layers - linear
+    of_attention = 2 * model.head_dim * model.qk_norm + model.query_rank + model.latent
     return ParameterSplit(
-        attention=model.layers * _attention_parameters(model),
+        attention=cached * _attention_parameters(model) + linear * model.linear_parameters,
         dense=(model.layers - experts) * _mlp_parameters(model, model.dense_intermediate or model.intermediate),
         routed=experts * model.experts * _mlp_parameters(model, model.intermediate),
-        shared=experts * _mlp_parameters(model, model.shared_intermediate),
+        shared=experts * (_mlp_parameters(model, model.shared_intermediate) + model.hidden * model.output_gate),
         router=experts * model.experts * (model.hidden + model.router_bias),
-        norms=model.layers * per_layer + model.hidden,
+        norms=(2 * model.layers + 1) * model.hidden + cached * of_attention + linear * model.linear_norm,
         embedding=model.vocab * model.hidden,
         head=0 if model.tied else model.vocab * model.hidden,
     )
@@ -261,7 +308,7 @@ def expert_parameter_count(model: ModelGeometry) -> int:
 
 def kv_cache_bytes_per_token(model: ModelGeometry, *, bytes_per_value: int = 4) -> int:
     """Bytes of the KV cache per token."""
-    return model.layers * model.cache_width * bytes_per_value
+    return (model.layers - model.linear_layers) * model.cache_width * bytes_per_value
 
 
 def _attention_parameters(model: ModelGeometry) -> int:
@@ -270,7 +317,8 @@ def _attention_parameters(model: ModelGeometry) -> int:
     output = inner * hidden + hidden * model.output_bias
     sinks = model.heads * model.attention_sinks
     if not model.latent:
-        return (model.query_width + 2 * model.kv_width) * (hidden + model.qkv_bias) + output + sinks
+        queries = model.query_width * (1 + model.output_gate)
+        return (queries + 2 * model.kv_width) * (hidden + model.qkv_bias) + output + sinks
     query_inner = model.query_rank or hidden
     down = model.query_rank + model.latent + model.rope_head_dim  # the only projections that may have biases
     up = model.latent * (model.query_width - model.heads * model.rope_head_dim + inner)
@@ -305,13 +353,16 @@ def _check_numbers(config: dict[str, Any], name: str) -> None:
 
 
 def _check_layers(config: dict[str, Any], name: str) -> None:
-    """Raises `EngineError` for leading dense layers and for a latent cache whose sizes contradict."""
+    """Raises `EngineError` for leading dense layers, a latent cache or linear attention without matching sizes."""
     layers, dense = config["num_hidden_layers"], config.get("first_k_dense_replace") or 0
     if dense > layers:
         raise _wrong(name, "first_k_dense_replace", dense, f"at most num_hidden_layers={layers}")
-    for key in _NEEDED_WITH_LATENT_CACHE if config.get("kv_lora_rank") else ():
+    kind = config.get("model_type", "")
+    needed = [(key, "kv_lora_rank") for key in _NEEDED_WITH_LATENT_CACHE if config.get("kv_lora_rank")]
+    needed += [(key, f"model_type={kind}") for key in _NEEDED_WITH_LINEAR_ATTENTION if kind in _GATED_DELTA]
+    for key, why in needed:
         if config.get(key) is None:
-            raise _wrong(name, key, None, "a whole number, as kv_lora_rank requires")
+            raise _wrong(name, key, None, f"a whole number, as {why} requires")
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,25 @@ DEEPSEEK = EXPERTS | {
     "v_head_dim": 6,
     "first_k_dense_replace": 2,
 }
+QWEN3_5 = {
+    "model_type": "qwen3_5_moe_text",
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "linear_conv_kernel_dim": 4,
+}
 FURTHER = {
+    "qwen3.5": QWEN3_5,
+    "qwen3.5, dense": QWEN3_5 | {"model_type": "qwen3_5_text", "num_experts": 0},
+    "qwen3-next": QWEN3_5 | {"model_type": "qwen3_next"},
     "biases in attention": {"model_type": "llama", "attention_bias": True, "head_dim": 2},
     "biases in MLPs": {"model_type": "llama", "mlp_bias": True},
     "mistral": {"model_type": "mistral", "head_dim": 2},
@@ -81,9 +99,9 @@ def test_parameters_of_further_forms(name):
     def count(*parts: str) -> int:
         return sum(weight.numel() for name, weight in expected.items() if any(part in name for part in parts))
 
-    assert split.attention + split.norms == count("self_attn", "norm")
+    assert split.attention + split.norms == count("self_attn", "linear_attn", "norm")
     assert split.routed == count("mlp.experts")
-    assert split.shared == count("shared_experts")
+    assert split.shared == count("shared_expert")
     assert split.router == count("mlp.gate.", "mlp.router.")
     assert (split.embedding, split.head) == (count("embed_tokens"), count("lm_head"))
 
@@ -102,16 +120,30 @@ def test_a_token_uses_its_share_of_the_experts():
     assert active_parameter_count(dense) == parameter_count(dense)
 
 
+def test_layers_with_linear_attention_have_no_cache():
+    model = further("qwen3.5")
+    assert model.linear_layers == 3  # of 5: every second one has full attention
+    assert kv_cache_bytes_per_token(model, bytes_per_value=2) == 2 * (2 * 8 * 16) * 2
+    assert geometry_of(SIZES | QWEN3_5 | {"layer_types": ["full_attention"] * 5}).linear_layers == 0
+
+
 def test_a_latent_cache_does_not_grow_with_the_heads():
     model = further("deepseek")
     assert kv_cache_bytes_per_token(model, bytes_per_value=2) == 3 * (16 + 4) * 2
 
 
-@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "glm", "deepseek"])
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "glm", "deepseek", "qwen3.5"])
 @pytest.mark.parametrize("engine", TRAINING_ENGINES.values(), ids=lambda traits: traits.class_path)
 def test_no_engine_shards_a_model_whose_weights_it_does_not_know(name, engine):
     problem = layout_problem(further(name), engine.weights, Parallelism(tensor=2))
     assert problem is not None and "divides models of the types llama" in problem
+
+
+def test_sizes_of_linear_attention_are_needed():
+    with pytest.raises(
+        EngineError, match="linear_key_head_dim=None, which is not a whole number, as model_type=qwen3_5"
+    ):
+        geometry_of(SIZES | QWEN3_5 | {"linear_key_head_dim": None})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ _FIRST_CHUNK = 32
 
 @dataclass(frozen=True)
 class Score:
-    """What a search minimizes: seconds, on ties idle devices, and on ties of both the operations' summed seconds."""
+    """The quantities that a search minimizes: seconds; on ties, idle devices; on further ties, summed seconds."""
 
     seconds: float
     idle_devices: float

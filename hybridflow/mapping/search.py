@@ -29,7 +29,7 @@ from hybridflow.mapping.tables import PoolTable, UnitTable
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What a search places on which devices."""
+    """The input of a search: a step, the costs of its roles, and the devices."""
 
     operations: Sequence[Operation]
     costs: Costs

@@ -139,8 +139,8 @@ class PoolTable:
         others = [other for other in self.units if other is not unit]
         resident = sum((other.least_resident for other in others), np.zeros(len(unit.counts)))
         extra = np.max([np.zeros(len(unit.counts)), *(other.least_extra for other in others)], axis=0)
-        beside = np.repeat(resident, unit.counts) + np.maximum(np.repeat(extra, unit.counts), unit.extra)
-        return unit.resident + beside <= self.memory_bytes
+        taken = np.repeat(resident, unit.counts) + np.maximum(np.repeat(extra, unit.counts), unit.extra)
+        return unit.resident + taken <= self.memory_bytes
 
 
 class Completion:

@@ -1,7 +1,7 @@
 """Tensors of a micro-batch: those kept for the backward pass, those of the layer that runs, and logits."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
 from hybridflow.mapping.memory.systems import FUSED, KeptTensors, System
@@ -86,11 +86,12 @@ def layer_bytes(
 
     Each tensor counts with memory of its own: the caching allocator reuses a freed block only for a tensor that fits.
     """
+    with_gradient = replace(FUSED, routed=system.kept.routed)
     kinds = [True] * bool(use.geometry.expert_layers) + [False] * (use.geometry.expert_layers < use.geometry.layers)
     most = 0.0
     for has_experts in kinds:
         made = layer_widths(use.geometry, system.kept, has_experts=has_experts).values(layout)
-        gradients = layer_widths(use.geometry, FUSED, has_experts=has_experts).values(layout)
+        gradients = layer_widths(use.geometry, with_gradient, has_experts=has_experts).values(layout)
         recomputed = made if layout.gradient_checkpointing or not has_gradient else 0.0
         most = max(most, recomputed + (gradients if has_gradient else 0.0))
     return most * micro.tokens * use.value_bytes

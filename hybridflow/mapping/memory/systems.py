@@ -19,29 +19,32 @@ class KeptTensors:
     inner: int
     """As wide as the MLP's inner size, or an expert's."""
 
+    routed: int
+    """Hidden states per expert of a token."""
+
     normalized_heads: int = 0
     """Further tensors of queries and of keys if they are normalized per head."""
 
-    routed: int = 5
-    """Hidden states per expert of a token: sorted by expert, padded to the blocks of the grouped product, its result,
-    that in the order of the tokens, and weighted by the router."""
 
-
-FUSED = KeptTensors(hidden=5, query=3, key=3, inner=3)
+FUSED = KeptTensors(hidden=5, query=3, key=3, inner=3, routed=5)
 """With norms, rotary positions and the gated product fused (torch.compile, or Megatron-Core's kernels).
 
 Hidden: the results of both norms, attention and MLP, and the sum with the residual. Query: before and after the rotary
-positions, and the result of attention; key: the same without a result, and the value. Inner: gate, up and product."""
+positions, and the result of attention; key: the same without a result, and the value. Inner: gate, up and product.
+Routed: tokens sorted by expert, padded to the blocks of the grouped product, its result, that in the order of the
+tokens, and weighted by the router."""
 
 
 def unfused(value_bytes: int) -> KeptTensors:
     """The tensors kept by modules of transformers, which run one operation after another.
 
     Each norm keeps its input in float32, the normalized input and its result; attention the rotated queries and keys,
-    the values and its result; the MLP gate, its SiLU, up and their product.
+    the values and its result; the MLP gate, its SiLU, up and their product; and an expert its tokens and its result.
     """
     float32_copy = FLOAT32 // value_bytes
-    return KeptTensors(hidden=2 * (float32_copy + 2), query=2, key=2, inner=4, normalized_heads=float32_copy + 1)
+    return KeptTensors(
+        hidden=2 * (float32_copy + 2), query=2, key=2, inner=4, routed=2, normalized_heads=float32_copy + 1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,20 @@
 """The arithmetic of memory against the tensors that an engine holds."""
 
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Lora, TrainingEngine
 from hybridflow.engines.training.single import SingleEngine
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
-from hybridflow.mapping.memory.phases import RoleMemory
+from hybridflow.mapping.memory.phases import RoleMemory, colocated_phases
 from hybridflow.mapping.memory.training import training_memory
 from hybridflow.mapping.workload import Lengths, Workload
 from hybridflow.models.geometry import read_geometry, value_bytes
@@ -99,10 +105,61 @@ def test_a_layer_keeps_the_tensors_that_are_counted(stepped_engine, architecture
     assert activations[0] - activations[1] == pytest.approx(most - fewer, rel=0.02)
 
 
+@pytest.mark.parametrize("recomputes", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_the_peak_of_an_update_is_predicted(toy_dir, architecture, dtype, recomputes):
+    """Every tensor that PyTorch allocates during the second update counts until it is freed."""
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_hidden_layers": 8}
+    path = toy_dir(architecture, max_position_embeddings=1024, **sizes)
+    engine = language_engine(path, dtype=dtype, gradient_checkpointing=recomputes, microbatch_tokens=TOKENS)
+    batch = sequences((1,) * 3, (TOKENS - 1,) * 3)
+    stepped(engine, batch, likelihood_loss)
+    held = sum(parameter.nbytes for parameter in engine.model.parameters()) + state_bytes(engine)
+    kept = [*engine.model.parameters(), *state_tensors(engine)]
+    with LiveTensors(kept) as live:
+        stepped(engine, batch, likelihood_loss)
+    use = ModelUse(read_geometry(path), value_bytes(dtype), is_trained=True)
+    layout = TrainingLayout(engine=TrainingEngine.single, gradient_checkpointing=recomputes, microbatch_tokens=TOKENS)
+    workload = Workload(3, Lengths((0.0,)), Lengths((TOKENS,)), 1)
+    (phase,) = colocated_phases([training_memory("actor", use, layout, workload)])
+    # The arithmetic gives each tensor of a layer memory of its own; here it is reused as soon as it is freed.
+    assert phase.total == pytest.approx(held + live.peak, rel=0.15)
+
+
+class LiveTensors(TorchDispatchMode):
+    """Bytes of the tensors that operations make, except `known` ones, until they are freed; `peak` is the most."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._live: dict[int, int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(
+        self, function: Callable, types: object, arguments: tuple = (), settings: Mapping[str, Any] | None = None
+    ) -> object:
+        result = function(*arguments, **(settings or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata in self._known or storage._cdata in self._live:
+            return
+        self._live[storage._cdata] = storage.nbytes()
+        weakref.finalize(storage, self._live.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self._live.values()))
+
+
 def state_bytes(engine: SingleEngine) -> int:
+    """Bytes of moments and float32 copies."""
+    return sum(tensor.nbytes for tensor in state_tensors(engine))
+
+
+def state_tensors(engine: SingleEngine) -> list[Tensor]:
     """Moments and float32 copies, without torch's step counts."""
-    optimizer = engine.optimizer
-    moments = sum(
-        tensor.nbytes for state in optimizer.state.values() for name, tensor in state.items() if name != "step"
-    )
-    return moments + sum(copy.nbytes for copy in optimizer.weight_of)
+    states = engine.optimizer.state.values()
+    moments = [tensor for state in states for name, tensor in state.items() if name != "step"]
+    return [*moments, *engine.optimizer.weight_of]

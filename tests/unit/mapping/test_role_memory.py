@@ -84,9 +84,9 @@ def test_activations_are_the_inputs_of_all_layers_and_one_layer_with_its_gradien
 
 def test_a_routed_token_is_copied_to_each_of_its_experts():
     widest = trained(EXPERTS, replace(LAYOUTS["fsdp"], gradient_checkpointing=False)).phases["updating actor"]
-    copies = 8 * (5 * 2048 + 4 * 768)
+    copies = 8 * (2 * 2048 + 4 * 768)
     attention = 8 * 2048 + (2 + 3) * 4096 + (2 + 3) * 512
-    gradients = 8 * (5 * 2048 + 3 * 768) + 5 * 2048 + 3 * 4096 + 3 * 512
+    gradients = 8 * (2 * 2048 + 3 * 768) + 5 * 2048 + 3 * 4096 + 3 * 512
     assert widest["activations"] == 8192 * 2 * (48 * (copies + attention) + gradients)
 
 

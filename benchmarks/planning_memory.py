@@ -1,0 +1,200 @@
+"""Peak memory of other trainers, and whether large models fit: published numbers beside predictions."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from benchmarks.planning_report import Criterion, Section
+from hybridflow.config.training import TrainingEngine
+from hybridflow.mapping.device_files import find_device
+from hybridflow.mapping.devices import Device
+from hybridflow.mapping.layouts import ModelUse, TrainingLayout
+from hybridflow.mapping.memory.phases import GIB, Phase, colocated_phases
+from hybridflow.mapping.memory.systems import FUSED, System
+from hybridflow.mapping.memory.training import training_memory
+from hybridflow.mapping.workload import Lengths, Workload
+from hybridflow.models.catalogue import find_model
+
+PUBLISHED = Path(__file__).parent / "published" / "memory.yaml"
+TOLERANCE = 0.15
+"""A prediction is right within this fraction of the published peak."""
+
+MICROBATCHES = 2
+"""Micro-batches per device in prime-rl's benchmark."""
+
+LORA_RANK = 16
+VERL_DEVICE, VERL_PROMPT, VERL_RESPONSE, VERL_ROWS = "H20", 2048, 9632, 256
+
+
+class Row(NamedTuple):
+    """A published peak and its prediction."""
+
+    name: str
+    published: float | None
+    """GiB; None if the trainer ran out of memory."""
+
+    predicted: float
+    """GiB of tensors."""
+
+    lacks: float
+    """GiB that the device lacks, with what engines take themselves; negative if it fits."""
+
+    why: str
+    """The reason for a large error."""
+
+    @property
+    def error(self) -> float:
+        """Relative error; 0 for a row without a peak."""
+        return self.predicted / self.published - 1 if self.published else 0.0
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the prediction is within the tolerance, or says that a row without a peak does not fit."""
+        return abs(self.error) <= TOLERANCE if self.published else self.lacks > 0
+
+
+class Edge(NamedTuple):
+    """A configuration at the edge of what fits, and its prediction."""
+
+    name: str
+    predicted: float
+    lacks: float
+
+
+def sections() -> list[Section]:
+    """The tables of memory."""
+    compared, held_out = rows("compared"), rows("held_out")
+    fitting = [row for row in compared if row.published]
+    right = sum(row.is_right for row in fitting)
+    surprises = [row for row in [*compared, *held_out] if row.published is None and row.lacks <= 0]
+    refused = [row for row in fitting if row.lacks > 0]
+    published, before = edges("published"), edges("before")
+    fits, beyond = sum(edge.lacks <= 0 for edge in published), sum(edge.lacks > 0 for edge in before)
+    return [
+        Section(
+            "Peak memory of prime-rl's trainer, GiB per device",
+            lines(compared),
+            [
+                Criterion(
+                    f"within {TOLERANCE:.0%} on at least 80% of the rows that fit",
+                    f"{right} of {len(fitting)}, median error {median(fitting):.1%}",
+                    right >= 0.8 * len(fitting),
+                ),
+                Criterion("no row fits that ran out of memory", f"{len(surprises)}", not surprises),
+                Criterion("no row that fits is refused", f"{len(refused)}", not refused),
+            ],
+        ),
+        Section(
+            "The same, rows that were read after the prediction was final",
+            lines(held_out),
+            [
+                Criterion(
+                    f"within {TOLERANCE:.0%} on at least 80%",
+                    f"{sum(row.is_right for row in held_out)} of {len(held_out)}, median error {median(held_out):.1%}",
+                    sum(row.is_right for row in held_out) >= 0.8 * len(held_out),
+                )
+            ],
+        ),
+        Section(
+            f"verl on {VERL_DEVICE}: recommended configurations, GiB per device",
+            edge_lines(published),
+            [Criterion("all fit", f"{fits} of {len(published)}", fits == len(published))],
+        ),
+        Section(
+            "The same with less offloading or fewer devices (not stated by the source)",
+            edge_lines(before),
+            [Criterion("none fits", f"{beyond} of {len(before)} do not", beyond == len(before))],
+        ),
+    ]
+
+
+def rows(table: str) -> list[Row]:
+    """The rows of a table of prime-rl's trainer."""
+    return [_row(entry) for entry in _published()[table]]
+
+
+def edges(table: str) -> list[Edge]:
+    """The rows of a table of verl's configurations."""
+    return [_edge(entry) for entry in _published()[table]]
+
+
+def lines(found: Sequence[Row]) -> list[str]:
+    """The rows as text."""
+    head = f"{'':58}{'published':>10}{'predicted':>10}{'error':>8}"
+    text = [head]
+    for row in found:
+        published = f"{row.published:10.1f}" if row.published else f"{'OOM':>10}"
+        error = f"{row.error:+8.1%}" if row.published else f"{'fits' if row.lacks <= 0 else 'OOM':>8}"
+        text.append(f"{row.name:58}{published}{row.predicted:10.1f}{error}")
+        if row.why:
+            text.append(f"    {row.why}")
+    return text
+
+
+def edge_lines(found: Sequence[Edge]) -> list[str]:
+    """The configurations as text."""
+    return [
+        f"{edge.name:58}{edge.predicted:10.1f}  {'lacks' if edge.lacks > 0 else 'leaves'} {abs(edge.lacks):.1f}"
+        for edge in found
+    ]
+
+
+def median(found: Sequence[Row]) -> float:
+    """The median of the relative errors' sizes."""
+    return statistics.median(abs(row.error) for row in found if row.published)
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    system, tokens, count = entry["system"], entry["tokens"], entry["devices"]
+    offloads = entry.get("offloads_kept", False)
+    use = ModelUse(
+        find_model(entry["model"]).geometry, 2, is_trained=True, lora_rank=LORA_RANK if system == "lora" else 0
+    )
+    layout = TrainingLayout(engine=TrainingEngine.fsdp, data=count, microbatch_tokens=tokens)
+    workload = Workload(MICROBATCHES * count, Lengths((0.0,)), Lengths((tokens,)), 1)
+    device = find_device(entry["device"]).device
+    phase = _phase(use, layout, workload, replace(_system(system), offloads_kept=offloads), device)
+    offloaded = ", inputs offloaded" if offloads else ""
+    name = f"{entry['device']} x{count} {entry['model']} {system} {tokens // 1024}k{offloaded}"
+    own = phase.total - device.reserved_bytes  # as max_memory_reserved() counts
+    return Row(name, entry["peak_gib"], own / GIB, phase.shortage(device) / GIB, entry.get("why", ""))
+
+
+def _edge(entry: Mapping[str, Any]) -> Edge:
+    tensor, pipeline, fraction = entry["tensor"], entry["pipeline"], entry["offload"]
+    layout = TrainingLayout(
+        engine=TrainingEngine.megatron,
+        data=entry["devices"] // tensor // pipeline,
+        tensor=tensor,
+        pipeline=pipeline,
+        expert=entry["expert"],
+        sequence_parallel=True,
+        microbatch_tokens=VERL_PROMPT + VERL_RESPONSE,
+        offload_optimizer=fraction > 0,
+    )
+    use = ModelUse(find_model(entry["model"]).geometry, 2, is_trained=True)
+    workload = Workload(VERL_ROWS, Lengths((VERL_PROMPT,)), Lengths((VERL_RESPONSE,)), 1)
+    device = find_device(VERL_DEVICE).device
+    phase = _phase(use, layout, workload, replace(_system("verl"), offloaded_optimizer=fraction), device)
+    sizes = f"t{tensor} p{pipeline} e{entry['expert']}"
+    name = f"{entry['model']} on {entry['devices']} {sizes} offload {fraction:g}"
+    return Edge(name, phase.total / GIB, phase.shortage(device) / GIB)
+
+
+def _phase(use: ModelUse, layout: TrainingLayout, workload: Workload, system: System, device: Device) -> Phase:
+    (phase,) = colocated_phases([training_memory("actor", use, layout, workload, system=system)], device)
+    return phase
+
+
+def _system(name: str) -> System:
+    return System(kept=FUSED, **_published()["systems"][name])
+
+
+@cache
+def _published() -> Mapping[str, Any]:
+    return yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))

@@ -1,0 +1,21 @@
+"""Published numbers of other systems beside what `hybridflow.mapping` predicts for them.
+
+    python benchmarks/planning_rows.py
+
+Takes seconds, and imports neither torch nor Ray.
+"""
+
+import sys
+
+from benchmarks import planning_memory
+from benchmarks.planning_report import shown
+
+
+def main() -> int:
+    """Prints every section, with the criteria that it meets and misses."""
+    sys.stdout.write(shown([*planning_memory.sections()]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""The memory that other systems have published, as `benchmarks/planning_rows.py` compares it."""
+
+import pytest
+
+from benchmarks.planning_memory import TOLERANCE, edges, rows, sections
+from benchmarks.planning_report import shown
+
+SECTIONS = sections()
+
+
+@pytest.mark.parametrize("section", SECTIONS[:3], ids=lambda section: section.title)
+def test_predictions_meet_the_criteria(section):
+    assert [criterion.name for criterion in section.criteria if not criterion.is_met] == []
+
+
+def test_both_runs_out_of_memory_are_predicted_and_every_larger_error_has_a_reason():
+    compared = rows("compared")
+    assert [row.name for row in compared if row.published is None] == [
+        "H100 x1 Qwen3-0.6B sft 64k",
+        "B200 x8 Qwen3-235B-A22B lora 64k",
+    ]
+    assert all(row.is_right for row in compared if row.published is None)
+    assert all(row.why for row in compared if abs(row.error) > TOLERANCE)
+
+
+def test_deepseek_v3_needs_the_published_offloading():
+    lacking = {edge.name for edge in edges("before") if edge.lacks > 0}
+    assert {
+        "DeepSeek-V3 on 96 t8 p12 e8 offload 0.5",
+        "DeepSeek-V3 on 128 t8 p16 e8 offload 0",
+    } <= lacking
+
+
+def test_the_benchmark_shows_a_verdict_per_criterion():
+    text = shown(SECTIONS)
+    assert text.count("\npass  ") + text.count("\nFAIL  ") == sum(len(section.criteria) for section in SECTIONS)

@@ -1,4 +1,4 @@
-"""Peak memory of other trainers, and whether large models fit: published numbers beside predictions."""
+"""Peak memory of other trainers, and whether large models fit: published numbers next to predictions."""
 
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A table of published numbers beside predictions, and criteria that the predictions meet or miss."""
+"""A table of published numbers next to predictions, and criteria that the predictions meet or miss."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

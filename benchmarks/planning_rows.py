@@ -1,4 +1,4 @@
-"""Published numbers of other systems beside what `hybridflow.mapping` predicts for them.
+"""Published numbers of other systems next to the predictions of `hybridflow.mapping`.
 
     python benchmarks/planning_rows.py
 

@@ -5,6 +5,7 @@ What a plan's roles need is computed by `hybridflow.mapping.memory`.
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.loop import BackendKind
@@ -23,6 +24,8 @@ from hybridflow.mapping.memory.rollout import GENERATING, full_cache_bytes, roll
 from hybridflow.mapping.memory.training import training_memory
 from hybridflow.mapping.workload import Lengths, Workload
 from hybridflow.models.geometry import value_bytes
+from hybridflow.workers.critic import CriticRole
+from hybridflow.workers.reward_model import RewardModelRole
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +122,12 @@ def _role_memory(plan: RunPlan, role: RoleSpec, *, shares_weights: bool) -> Role
         weights = {f"weights of {role.name}": float(sum(file.stat().st_size for file in files))}
         return RoleMemory(weights, {f"running {role.name}": {}})
     training, config = role.training, plan.config
-    use = _use(plan, role.name, role.model, is_trained=role.is_trained, lora_rank=training.lora.rank)
+    use = replace(
+        _use(plan, role.name, role.model),
+        is_trained=role.is_trained,
+        has_language_head=not isinstance(role.arguments, CriticRole | RewardModelRole),
+        lora_rank=training.lora.rank,
+    )
     workload = Workload(
         rows=config.data.batch_size * config.rollout.samples_per_prompt,
         prompts=Lengths((0.0,)),
@@ -130,8 +138,8 @@ def _role_memory(plan: RunPlan, role: RoleSpec, *, shares_weights: bool) -> Role
     return training_memory(role.name, use, _layout(role), workload, shares_weights=shares_weights)
 
 
-def _use(plan: RunPlan, role: str, model: Model, *, is_trained: bool, lora_rank: int = 0) -> ModelUse:
-    return ModelUse(plan.models.geometry(role), value_bytes(model.dtype), is_trained, lora_rank=lora_rank)
+def _use(plan: RunPlan, role: str, model: Model) -> ModelUse:
+    return ModelUse(plan.models.geometry(role), value_bytes(model.dtype), is_trained=False)
 
 
 def _layout(role: RoleSpec) -> TrainingLayout:
@@ -158,7 +166,7 @@ def _rollout(plan: RunPlan, pool: str, device_bytes: int | None) -> RoleMemory |
     rollout = plan.config.rollout
     if not any(role.generates and role.pool == pool for role in plan.roles):
         return None
-    use = _use(plan, ACTOR, plan.policy, is_trained=False)
+    use = _use(plan, ACTOR, plan.policy)
     if rollout.engine == RolloutKind.vllm:
         cache = max(0, _vllm_memory(plan, device_bytes or 0).cache)
     else:

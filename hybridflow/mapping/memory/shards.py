@@ -48,11 +48,11 @@ def shards_of(layout: TrainingLayout, system: System) -> Shards:
     return Shards(stage_devices / copies, routed, copies, stage_devices / routed)
 
 
-def stage_parameters(geometry: ModelGeometry, pipeline: int) -> Parameters:
+def stage_parameters(use: ModelUse, pipeline: int) -> Parameters:
     """The parameters of the largest of equal stages: its layers, and the embedding or the head."""
-    split = parameter_split(geometry)
+    geometry, split = use.geometry, parameter_split(use.geometry)
     if pipeline == 1:
-        return Parameters(split.total - split.routed, split.routed)
+        return Parameters(split.total - split.routed - (0 if use.has_language_head else split.head), split.routed)
     layers = math.ceil(geometry.layers / pipeline)
     expert_layers = min(layers, geometry.expert_layers)
     layer, dense_layer = layer_parameters(geometry), dense_layer_parameters(geometry)

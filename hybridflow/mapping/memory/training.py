@@ -33,7 +33,7 @@ def training_memory(
     """
     system = system or own_system(use, layout)
     shards = shards_of(layout, system)
-    held = stage_parameters(use.geometry, layout.pipeline).divided(shards.dense, shards.routed)
+    held = stage_parameters(use, layout.pipeline).divided(shards.dense, shards.routed)
     per_layer = adapter_parameters(use, system).divided(shards.dense, shards.routed).total
     adapter = per_layer * use.geometry.layers / layout.pipeline
     size = (0.0 if shares_weights else held.total) + system.adapters * adapter
@@ -75,7 +75,7 @@ def _gathered(use: ModelUse, layout: TrainingLayout, system: System, *, layers: 
     gradients. A layer's gradients exist in the dtype of the computation, and in float32 for the reduction.
     """
     split, layer = parameter_split(use.geometry), layer_parameters(use.geometry).total
-    adapter, ends = adapter_parameters(use, system).total, split.embedding + split.head
+    adapter, ends = adapter_parameters(use, system).total, split.embedding + split.head * use.has_language_head
     gathered = (layers * (layer + system.adapters * adapter) + ends) * use.value_bytes
     parts = {"gathered layers": gathered / layout.tensor}
     if use.is_trained:

@@ -100,6 +100,9 @@ def test_a_critic_and_a_reference_are_counted_where_they_live(planned):
     phases = memory_phases(planned("algorithm.kl.placement=reward", algorithm="ppo"), "main", device_bytes=CARD)
     assert [p.name for p in phases] == ["generating", "updating actor", "updating critic", "running reference"]
     assert all({"weights of critic", "weights of reference", "optimizer of critic"} <= p.parts.keys() for p in phases)
+    head = 152064 * 3584
+    assert phases[0].parts["weights of critic"] == pytest.approx(2 * (PARAMETERS - head) / 8, rel=1e-3)
+    assert phases[0].parts["weights of reference"] == pytest.approx(2 * PARAMETERS / 8, rel=1e-3)
 
 
 def test_megatron_divides_weights_by_the_model_and_the_optimizer_by_all(planned):

@@ -19,7 +19,7 @@ from hybridflow.mapping.memory.training import training_memory
 from hybridflow.mapping.workload import Lengths, Workload
 from hybridflow.models.geometry import read_geometry, value_bytes
 from tests.toys import sequences, stepped
-from tests.unit.engines.training.engines import language_engine, likelihood_loss
+from tests.unit.engines.training.engines import language_engine, likelihood_loss, value_engine
 
 PROMPT, RESPONSE = 300, 200
 TOKENS = PROMPT + RESPONSE
@@ -84,6 +84,18 @@ def test_weights_gradients_and_optimizer_are_the_tensors_of_the_engine(stepped_e
     assert role.resident["weights of actor"] == sum(parameter.nbytes for parameter in engine.model.parameters())
     assert role.phases["updating actor"]["gradients"] == gradients
     assert role.resident["optimizer of actor"] == state_bytes(engine)
+
+
+def test_a_value_model_has_no_language_head(toy_dir):
+    path = toy_dir("llama", **SIZES)
+    engine = value_engine(path)
+    use = ModelUse(read_geometry(path), 4, is_trained=True, has_language_head=False)
+    layout, workload = TrainingLayout(engine=TrainingEngine.single), Workload(1, Lengths((8,)), Lengths((8,)), 1)
+    role = training_memory("critic", use, layout, workload)
+    held = {name: parameter.nbytes for name, parameter in engine.model.named_parameters()}
+    score = sum(size for name, size in held.items() if "score" in name)
+    assert 0 < score <= 4 * (SIZES["hidden_size"] + 1)
+    assert role.resident["weights of critic"] == sum(held.values()) - score
 
 
 @pytest.mark.lora

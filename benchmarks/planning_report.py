@@ -1,5 +1,6 @@
 """A table of published numbers next to predictions, and criteria that the predictions meet or miss."""
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -29,3 +30,14 @@ def shown(sections: Iterable[Section]) -> str:
         verdicts = [f"{'pass' if each.is_met else 'FAIL'}  {each.name}: {each.found}" for each in section.criteria]
         parts.append("\n".join([section.title, *section.lines, *verdicts]))
     return "\n\n".join(parts) + "\n"
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's: the correlation of ranks, ties sharing their mean rank."""
+    return statistics.correlation(_ranks(first), _ranks(second))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) - 1) / 2 for value in values
+    ]

@@ -34,7 +34,7 @@ _NUMBERS = {
 }
 """Ranges of the numbers of a device."""
 
-_DEFAULTS = {"matrix_efficiency": 0.5, "bandwidth_efficiency": 0.7, "sync_seconds": 30e-6}
+_DEFAULTS = {"matrix_efficiency": 0.5, "bandwidth_efficiency": 0.5, "sync_seconds": 60e-6}
 _WHOLE = ("devices_per_node",)
 _UNITS = {
     "mib": "a MiB is 2^20 bytes, and nvidia-smi shows a device's memory in this unit",

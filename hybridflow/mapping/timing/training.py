@@ -36,7 +36,7 @@ def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cl
     """Seconds of an update: forward and backward passes, gradient reductions and optimizer steps.
 
     FSDP gathers weights for the forward and the backward pass, and reduces gradients, while layers are computed; the
-    collectives of tensor, expert and sequence parallelism, and those of an optimizer step, overlap with nothing.
+    collectives of tensor, expert and sequence parallelism overlap with nothing.
     """
     rates = Rates(cluster, use.value_bytes)
     rows = workload.rows * workload.epochs / workload.optimizer_steps
@@ -51,7 +51,7 @@ def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cl
     one["gathers"] = max(0.0, 3 * _gather_seconds(use, layout, rates) - one["matrix"] - one["memory"])
     one["stages"] = 2 * _stage_seconds(use, layout, rates, tokens)
     parts = _pipelined(one, layout, number)
-    parts["gradients"] = _gradient_seconds(use, layout, rates)
+    parts["gradients"] = _gradient_seconds(use, layout, rates, _BACKWARD * (work.matrix + work.memory))
     parts["optimizer"] = _state_parameters(use, layout) * (_OPTIMIZER_BYTES + use.value_bytes) / rates.memory
     steps = {name: seconds * workload.optimizer_steps for name, seconds in parts.items()}
     return Seconds(steps | {"offload": _offload_seconds(use, layout, rates, updates=True)})
@@ -82,11 +82,11 @@ def _microbatches(layout: TrainingLayout, workload: Workload, rows: float) -> tu
     """
     own = rows / layout.data
     budget = max(float(layout.microbatch_tokens), 1.0)
-    tokens = max(own * workload.row_tokens, min(workload.longest_row, rows * workload.row_tokens))
-    scale = tokens / workload.row_tokens
-    alone = scale * workload.share_longer_than(budget / 2)
+    longest = min(workload.longest_row, rows * workload.row_tokens)
+    tokens = max(own * workload.row_tokens, longest)
+    alone = own * workload.share_longer_than(budget / 2)
     number = max(1, ceil(tokens / max(budget, workload.row_tokens)), ceil(alone))
-    return tokens / number, scale * workload.squared_row_tokens / number, number
+    return tokens / number, max(own * workload.squared_row_tokens, longest**2) / number, number
 
 
 def _pipelined(one: dict[str, float], layout: TrainingLayout, number: int) -> dict[str, float]:
@@ -115,20 +115,25 @@ def _gather_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates) -> floa
     return rates.all_gather(_held_parameters(use, layout) * use.value_bytes, _data_group(layout))
 
 
-def _gradient_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates) -> float:
-    """Seconds to reduce the gradients of an optimizer step over data, and to gather the updated weights.
+def _gradient_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, backward: float) -> float:
+    """Seconds per optimizer step to reduce the gradients over data, and to gather the updated weights.
 
-    Under FSDP, each microbatch has reduced its gradients; its replicas (HSDP) then reduce their shards.
+    Megatron reduces them in float32 during the last backward pass, of which this is the rest; the gather overlaps with
+    nothing. Under FSDP, each microbatch has reduced its gradients, and replicas (HSDP) reduce their shards.
     """
     trained = _trained_parameters(use, layout)
     if layout.engine is TrainingEngine.fsdp:
         shard = trained * use.value_bytes / (layout.data * layout.sequence // layout.replicas)
         return rates.all_reduce(shard, Group(layout.replicas, layout.num_devices // layout.replicas))
     experts = layer_parameters(use.geometry)[0] / layout.expert / layout.pipeline if not use.lora_rank else 0.0
-    dense = (trained - experts) * use.value_bytes
     copies = max(1, layout.num_devices // layout.pipeline // layout.expert)
     sparse = Group(copies, layout.expert * layout.pipeline)
-    return 2 * (rates.all_gather(dense, _data_group(layout)) + rates.all_gather(experts * use.value_bytes, sparse))
+
+    def collective(value_bytes: int) -> float:
+        dense = rates.all_gather((trained - experts) * value_bytes, _data_group(layout))
+        return dense + rates.all_gather(experts * value_bytes, sparse)
+
+    return max(0.0, collective(4) - backward) + collective(use.value_bytes)
 
 
 def _state_parameters(use: ModelUse, layout: TrainingLayout) -> float:

@@ -83,7 +83,8 @@ def _step_flops(use: ModelUse, runs: Schedule, prompt: float) -> np.ndarray:
     model = use.geometry
     head = model.hidden * model.vocab if use.has_language_head else 0
     inner = 2 * model.latent + model.rope_head_dim if model.latent else model.query_width / model.heads * 2
-    attention = 2 * model.layers * model.heads * inner * (runs.sequences * prompt + runs.generated)
+    attending = model.layers - model.linear_layers
+    attention = 2 * attending * model.heads * inner * (runs.sequences * prompt + runs.generated)
     return 2 * (active_parameters(model) + head) * runs.sequences + attention
 
 

@@ -52,11 +52,13 @@ def layer_parameters(model: ModelGeometry) -> tuple[int, int]:
 def forward_flops(use: ModelUse, tokens: float, squared_lengths: float) -> float:
     """FLOPs of a forward pass over rows with this sum of lengths and this sum of squared lengths.
 
-    2 per parameter and token; causal attention adds (query width + value width) per layer and squared length.
+    2 per parameter and token; causal attention adds (query width + value width) per squared length and layer that is not
+    linear.
     """
     model = use.geometry
     head = model.hidden * model.vocab if use.has_language_head else 0
-    attention = model.layers * (model.query_width + model.value_width) * squared_lengths
+    attending = model.layers - model.linear_layers
+    attention = attending * (model.query_width + model.value_width) * squared_lengths
     return 2 * (active_parameters(model) + head) * tokens + attention
 
 

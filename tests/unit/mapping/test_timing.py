@@ -112,6 +112,12 @@ def test_flops_of_a_dense_model_are_two_per_parameter_and_token_with_causal_atte
     assert expected - forward_flops(no_head, 100, 100**2) == 2 * 100 * 1024 * 32000
 
 
+def test_linear_attention_does_not_grow_with_the_square_of_lengths():
+    hybrid = replace(DENSE, geometry=replace(dense(), linear_layers=6))
+    growth = [forward_flops(use, 0, 100**2) for use in (DENSE, hybrid)]
+    assert growth[1] == growth[0] * 2 / 8
+
+
 def test_a_token_passes_only_its_experts():
     attention, router, expert = 1024 * (2 * 1024 + 2 * 256), 16 * 1024, 3 * 1024 * 512
     assert active_parameters(mixture()) == 8 * (attention + router + 2 * expert)

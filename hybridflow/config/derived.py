@@ -46,11 +46,16 @@ def training_of(config: Experiment, role: str) -> Training:
     if role == "reward" or (own is not None and own.kind is RoleKind.reward_model):
         reward = config.reward
         training = Training(
-            engine=reward.engine, parallelism=reward.parallelism, microbatch_tokens=reward.microbatch_tokens
+            engine=reward.engine,
+            parallelism=reward.parallelism,
+            microbatch_tokens=reward.microbatch_tokens,
+            offload_parameters=reward.offload_parameters,
         )
     if own is not None:
         model = own.model if is_critic and own.model.path is not None else training.model
-        training = replace(training, engine=own.engine, parallelism=own.parallelism, model=model)
+        said = {name: vars(own)[name] for name in ("microbatch_tokens", "offload_parameters")}
+        given = {name: value for name, value in said.items() if value is not None}
+        training = replace(training, engine=own.engine, parallelism=own.parallelism, model=model, **given)
     return replace(training, engine=engine_on(training.engine, pool_sizes(config)[pool_of(config, role)]))
 
 

@@ -12,7 +12,11 @@ from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.ranges import range_of
+from hybridflow.config.ranges import Range, range_of
+from hybridflow.config.section import Section
+
+AUTO = "auto"
+"""The word for a number that hybridflow chooses."""
 
 _WORDS: dict[object, str] = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -57,12 +61,22 @@ def find(path: str, root: object = Experiment) -> object | None:
 
 def check_range(path: str, value: object) -> None:
     """Raises `ConfigError` for a number, or one in a list, that is outside the range of the key."""
-    head, _, name = path.rpartition(".")
-    section = find(head) if head else Experiment
-    allowed = range_of(get_type_hints(section, include_extras=True).get(name)) if is_dataclass(section) else None
+    allowed = _range(path)
     for item in value if isinstance(value, list) else [value]:
         if allowed is not None and isinstance(item, int | float) and not isinstance(item, bool):
             allowed.check(path, item)
+
+
+def meant(path: str, value: object) -> tuple[str, object]:
+    """The setting that a word stands for: `placement.kind` for `placement=split`, 0 for `trainer.devices=auto`."""
+    if isinstance(value, str):
+        section = find(path)
+        if isinstance(section, type) and issubclass(section, Section) and section.word is not None:
+            return f"{path}.{section.word}", value
+        allowed = _range(path)
+        if value == AUTO and allowed is not None and allowed.auto is not None:
+            return path, allowed.auto
+    return path, value
 
 
 def nearest(path: str) -> str | None:
@@ -134,6 +148,23 @@ def _is_beginning(short: str, word: str) -> bool:
 
 def _last(path: str) -> str:
     return path.rpartition(".")[2]
+
+
+def words(path: str) -> str:
+    """What a key takes, with its range: "a whole number of 1 or more"."""
+    return type_name(_annotated(path) or find(path))
+
+
+def _range(path: str) -> Range | None:
+    """The range of the key, if it has one."""
+    return range_of(_annotated(path))
+
+
+def _annotated(path: str) -> object | None:
+    """The type of a section's field with its range."""
+    head, _, name = path.rpartition(".")
+    section = find(head) if head else Experiment
+    return get_type_hints(section, include_extras=True).get(name) if is_dataclass(section) else None
 
 
 def names_in(path: str) -> list[str]:

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1
+from hybridflow.config.placement import ParallelismKind
+from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, AT_LEAST_1_OR_AUTO
 from hybridflow.config.section import Section
 
 
@@ -54,8 +55,12 @@ class Trainer(Section):
     backend: BackendKind = BackendKind.auto
     """local: workers in this process; ray: one process per device; auto: local for one device, else ray."""
 
-    devices: Annotated[int, AT_LEAST_1] = 1
-    """Devices per node."""
+    devices: Annotated[int, AT_LEAST_1_OR_AUTO] = 1
+    """Devices per node. auto (0): all devices of the Ray cluster, or without one those of this machine; a CPU without a
+    cluster is one device. The layout of each role follows, as with `trainer.parallelism=auto`."""
+
+    parallelism: ParallelismKind = ParallelismKind.given
+    """auto: the parallel sizes of all roles are those with the shortest predicted step; sizes that are set are kept."""
 
     nodes: Annotated[int, AT_LEAST_1] = 1
     """Number of nodes."""

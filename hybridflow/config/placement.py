@@ -1,10 +1,28 @@
 """Settings of pools of devices, and of how models are parallelized over them."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from enum import Enum
+from typing import Annotated, ClassVar
 
 from hybridflow.config.ranges import AT_LEAST_1
 from hybridflow.config.section import Section
+
+
+class PlacementKind(Enum):
+    """Who decides which roles share devices."""
+
+    given = "given"
+    colocated = "colocated"
+    split = "split"
+    standalone = "standalone"
+    auto = "auto"
+
+
+class ParallelismKind(Enum):
+    """Who decides how a model is parallelized over the devices of its pool."""
+
+    given = "given"
+    auto = "auto"
 
 
 @dataclass
@@ -19,6 +37,13 @@ class Pool(Section):
 class Placement(Section):
     """Pools and role placement. By default, all roles share one pool with all devices."""
 
+    word: ClassVar[str | None] = "kind"
+
+    kind: PlacementKind = PlacementKind.given
+    """given: as `pools` and `roles` say. Otherwise the placement with the shortest predicted step, among those with one
+    pool (colocated), two pools (split), a pool per model (standalone; the rollout may share the actor's), or any (auto,
+    which chooses all parallel sizes as well). `placement=split` sets it."""
+
     pools: dict[str, Pool] = field(default_factory=dict)
     """Pools by name."""
 
@@ -29,6 +54,12 @@ class Placement(Section):
 @dataclass
 class Parallelism(Section):
     """Parallel sizes of a trained or frozen model; the remaining devices of its pool are data-parallel."""
+
+    word: ClassVar[str | None] = "kind"
+
+    kind: ParallelismKind = ParallelismKind.given
+    """given: the sizes below. auto: those with the shortest predicted step; sizes that are set are kept.
+    `SECTION.parallelism=auto` sets it."""
 
     tensor: Annotated[int, AT_LEAST_1] = 1
     """Tensor-parallel size: devices that share each matrix (fsdp, megatron)."""
@@ -58,6 +89,12 @@ class Parallelism(Section):
 @dataclass
 class RolloutParallelism(Section):
     """Parallel sizes of the rollout's model; the remaining devices form replicas that divide the prompts."""
+
+    word: ClassVar[str | None] = "kind"
+
+    kind: ParallelismKind = ParallelismKind.given
+    """given: the sizes below. auto: those with the shortest predicted step; sizes that are set are kept.
+    `SECTION.parallelism=auto` sets it."""
 
     tensor: Annotated[int, AT_LEAST_1] = 1
     """Tensor-parallel size: devices that share each matrix (vllm)."""

@@ -5,7 +5,7 @@ gamma: Annotated[float, FROM_0_TO_1] = 1.0
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args, get_origin, get_type_hints
 
 from hybridflow.config.section import Section, sections_of
@@ -22,6 +22,8 @@ class Range:
 
     found: str
     remedy: str
+    auto: int | None = None
+    """The number for which a user may write `auto`."""
 
     def check(self, key: str, value: float) -> None:
         """Raises `ConfigError` for a number outside of the range; `key` is the setting, as a user types it."""
@@ -43,6 +45,7 @@ def number(words: str, fits: Callable[[float], bool], why: str = "") -> Range:
 
 
 AT_LEAST_1, AT_LEAST_0 = at_least(1), at_least(0)
+AT_LEAST_1_OR_AUTO = replace(at_least(0, "Use 1 or more, or auto."), words="of 1 or more, or auto (0)", auto=0)
 FINITE = number("that is finite", lambda v: True)
 NOT_BELOW_0 = number("of 0 or more", lambda v: v >= 0)
 ABOVE_0 = number("above 0", lambda v: v > 0)

@@ -64,3 +64,6 @@ class Reward(Section):
 
     microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
     """Tokens per forward pass of the reward model on each device."""
+
+    offload_parameters: bool = False
+    """Offload the reward model's weights to CPU while it is idle, if it runs on a training engine."""

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from hybridflow.config.model import Model
 from hybridflow.config.placement import Parallelism
+from hybridflow.config.ranges import AT_LEAST_1
 from hybridflow.config.reward import OF_SCORES
 from hybridflow.config.section import Section
 from hybridflow.config.training import TrainingEngine
@@ -37,6 +38,13 @@ class Role(Section):
 
     parallelism: Parallelism = field(default_factory=Parallelism)
     """How the model is parallelized over the devices of its pool."""
+
+    microbatch_tokens: Annotated[int | None, AT_LEAST_1] = None
+    """Maximum number of tokens per forward pass on each device; null: as the actor, for a critic as `critic`, and for a
+    reward model as `reward`."""
+
+    offload_parameters: bool | None = None
+    """Offload the weights to CPU while the role is idle; null: as for `microbatch_tokens`."""
 
     functions: list[str] = field(default_factory=list)
     """Reward functions, for the kinds reward_function and reward_model."""

@@ -1,7 +1,7 @@
 """Base class of the configuration's sections, which can be traversed and sealed."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from hybridflow.errors import ConfigError
 
@@ -11,6 +11,9 @@ ORIGIN = "  # origin: "
 
 class Section:
     """Base class of the configuration's dataclasses. Assigning to a field of a sealed section raises `ConfigError`."""
+
+    word: ClassVar[str | None] = None
+    """The field that a single word given for the section sets: `placement=split` sets `placement.kind`."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if self.__dict__.get("_sealed"):

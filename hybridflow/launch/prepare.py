@@ -7,10 +7,11 @@ from pathlib import Path
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.errors import STRICT, Faults, HybridflowError
+from hybridflow.launch.automatic import plan_fully
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import RunData, load_data
 from hybridflow.launch.plan.length import length_in_words, with_length
-from hybridflow.launch.plan.plan import RunPlan, plan_run
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.resume import fingerprints
 from hybridflow.launch.rules.all import DATA_RULES, LENGTH_RULES, PLAN_RULES
 from hybridflow.launch.run_directory import EarlierRun, open_directory, start_in_words
@@ -67,7 +68,7 @@ def prepare_planned(plan: RunPlan, faults: Faults = STRICT) -> Prepared:
 
 def checked_plan(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
     """The plan of a run, checked by all rules that need no data; `device` as in `plan_run`."""
-    plan = plan_run(composed, faults, device=device)
+    plan = plan_fully(composed, faults, device=device)
     faults.check(PLAN_RULES, plan)
     if composed.config.trainer.epochs is None:
         faults.check(LENGTH_RULES, plan)

@@ -43,7 +43,7 @@ from hybridflow.launch.start_roles import start_roles
 from hybridflow.observability.metrics import measured
 from hybridflow.parallel import ParallelMesh
 
-_MOST_SAMPLES = 4
+MOST_SAMPLES = 4
 """A drawing of 16 samples per prompt would show nothing more."""
 
 
@@ -89,7 +89,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None, faults: Faults = STRICT
     groups = start_roles(roles, dict.fromkeys(plan.pools, 1), backend, device="cpu")
     backend.forget()
     stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
-    samples = min(config.rollout.samples_per_prompt, _MOST_SAMPLES)
+    samples = min(config.rollout.samples_per_prompt, MOST_SAMPLES)
     with _explained(config.dataflow, dataflow, settings):
         with calling(dataflow, "__init__"):
             program = dataflow(groups, settings=settings, samples_per_prompt=samples)

@@ -49,6 +49,18 @@ class TrainingLayout:
         return self.data * self.pipeline * self.sequence * self.tensor
 
     @property
+    def in_words(self) -> str:
+        """`fsdp, data 2 x tensor 2, micro-batches of 8,192 tokens`."""
+        sizes = {name: vars(self)[name] for name in ("data", "pipeline", "sequence", "tensor")}
+        layout = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        others = {"expert": self.expert, "virtual pipeline": self.virtual_pipeline, "replicas": self.replicas}
+        further = [f"{name} {size}" for name, size in others.items() if size > 1]
+        names = ("gradient_checkpointing", "offload_parameters", "offload_optimizer")
+        switches = [name.replace("_", " ") for name in names if vars(self)[name]]
+        micro = f"micro-batches of {self.microbatch_tokens:,} tokens"
+        return ", ".join(filter(None, [self.engine.name, layout, *further, micro, *switches]))
+
+    @property
     def model_parallel(self) -> int:
         """Devices that share one copy of a layer's activations and of a batch shard."""
         return self.pipeline * self.sequence * self.tensor
@@ -78,6 +90,13 @@ class RolloutLayout:
 
     captures_graphs: bool = True
     """Whether decoding steps are captured as CUDA graphs (vllm)."""
+
+    @property
+    def in_words(self) -> str:
+        """`vllm, replicas 4 x tensor 2, 256 responses at once`."""
+        sizes = {"replicas": self.replicas, "pipeline": self.pipeline, "tensor": self.tensor}
+        layout = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+        return ", ".join(filter(None, [self.engine, layout, f"{self.max_sequences:,} responses at once"]))
 
     @property
     def num_devices(self) -> int:

@@ -33,6 +33,9 @@ class Operation:
     needs: tuple[int, ...]
     """Positions of the operations that must have ended before this one starts."""
 
+    rows_share: float = 1.0
+    """Rows of the call, as a fraction of the step's responses."""
+
 
 @dataclass(frozen=True)
 class Option:

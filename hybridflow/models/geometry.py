@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,7 @@ def value_bytes(dtype: Dtype | None) -> int:
     return 2 if dtype is Dtype.bfloat16 else 4
 
 
+@lru_cache(maxsize=256)
 def parameter_split(model: ModelGeometry) -> ParameterSplit:
     """The parameters of a model by purpose."""
     experts, linear = model.expert_layers, model.linear_layers

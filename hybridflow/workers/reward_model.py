@@ -20,7 +20,7 @@ from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.data.chat_template import rendered
 from hybridflow.data.tokenization import text_token_ids
 from hybridflow.engines.training.factory import make_value_engine, tokenizer_directory
-from hybridflow.engines.training.interface import TrainEngine
+from hybridflow.engines.training.interface import Part, TrainEngine
 from hybridflow.engines.traits import traits_of
 from hybridflow.errors import RewardError
 from hybridflow.models.classification import (
@@ -82,6 +82,7 @@ class RewardModelWorker(Worker):
         if self._input.model.is_value_model:
             self._engine = frozen_engine(make_value_engine, reward.model, training, context)
         self._model = partial(values_at_end, self._engine) if self._engine else self._make_classifier(training)
+        self._is_offloaded = training.offload_parameters
         does_answer = context.rank in answering_ranks(DATA_PARALLEL, context.mesh)
         wants_functions = bool(reward.functions) and does_answer
         self._functions = RewardFunctionWorker(context, reward=reward, model=policy) if wants_functions else None
@@ -108,6 +109,8 @@ class RewardModelWorker(Worker):
         else:
             scored = self._model(self._sequences(batch))
             self._check_finite(scored, batch)
+        if self._engine is not None and self._is_offloaded:
+            self._engine.offload(Part.parameters)
         functions = Batch.of(rows={"scores": torch.zeros(len(batch))})
         if self._functions is not None:
             functions = self._functions.score(batch)

@@ -5,7 +5,15 @@ from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.resource_pool import NodeGpus
 from hybridflow.errors import ConfigError
 
-__all__ = ["Backend", "BackendOptions", "check_cluster", "joined_gpus", "joined_node_gpus", "make_backend"]
+__all__ = [
+    "Backend",
+    "BackendOptions",
+    "check_cluster",
+    "joined_gpus",
+    "joined_node_devices",
+    "joined_node_gpus",
+    "make_backend",
+]
 
 
 def make_backend(kind: str, options: BackendOptions) -> Backend:
@@ -34,6 +42,13 @@ def joined_gpus(kind: str) -> int | None:
     from hybridflow.controller.backends.ray.cluster import joined_gpus as of_cluster
 
     return of_cluster()
+
+
+def joined_node_devices(device: str) -> list[int]:
+    """The number of devices (`cpu`, `cuda`) of each node of the Ray cluster that `joined_gpus` has joined."""
+    from hybridflow.controller.backends.ray.cluster import joined_node_devices as of_cluster
+
+    return of_cluster(device)
 
 
 def joined_node_gpus(kind: str) -> list[NodeGpus] | None:

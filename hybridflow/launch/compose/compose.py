@@ -47,6 +47,8 @@ class Composed:
     - `algorithm.kl.placement`: the estimator that it implies
     - `trainer.total_steps`: the length of a learning-rate schedule
     - `trainer.epochs`: the total steps
+    - `auto`: the devices that were found for `trainer.devices=auto`
+    - `plan`: a placement or a layout that hybridflow chose
     - `directory of config.yaml`: the directory of a run that continues from its record
     """
 

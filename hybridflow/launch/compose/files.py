@@ -196,7 +196,7 @@ def wrong_value(key: str, error: BaseException, hint: object = None) -> ConfigEr
 
     `hint` is the type that the setting takes, by default the one that the schema has for `key`.
     """
-    takes = fields.type_name(fields.find(key) if hint is None else hint)
+    takes = fields.words(key) if hint is None else fields.type_name(hint)
     if choice := _NOT_A_CHOICE.match(_first_line(error)):
         value, choices = choice["value"], choice["choices"].split(", ")
         return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{key} must be {takes}.")

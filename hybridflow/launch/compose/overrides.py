@@ -247,6 +247,7 @@ def settings_of(
     Adds a `ConfigError` for each that is unknown, or has no form that its key takes. `place_of` gives the file and the
     line of a key in a file.
     """
+    key, value = fields.meant(key, value)
     hint, place = fields.find(key), place_of(key)
     has_settings = is_dataclass(hint) or get_origin(hint) is dict or (hint is None and is_other_section(key))
     if isinstance(value, dict) and value and has_settings:

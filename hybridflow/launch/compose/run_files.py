@@ -38,8 +38,8 @@ from hybridflow.observability.redaction import REDACTED
 
 COMMAND, EXTENDS = "command", "extends"
 
-_COMPUTED = ("device", "trainer.total_steps", "trainer.epochs", RECORD)
-"""Origins of values in a run's record that a run computes again, for its own device, length and place."""
+_COMPUTED = ("device", "plan", "trainer.total_steps", "trainer.epochs", RECORD)
+"""Origins of values in a run's record that a run computes again, for its own devices, length and place."""
 
 _OF_A_RUN = ("checkpoints", "run.log")
 
@@ -227,6 +227,9 @@ class _Page:
         if not self._is_record or setting.key not in self._numbers:
             return setting
         noted = self._lines[self._numbers[setting.key] - 1].partition(ORIGIN)[2].partition(";")[0]
+        if noted == fields.AUTO:
+            key, value = fields.meant(setting.key, fields.AUTO)
+            return replace(setting, key=key, value=value, origin=RUN_FILE)
         return replace(setting, origin=RUN_FILE if noted in ("", *OF_THE_USER) else noted)
 
     def _note(self, node: yaml.Node | None, prefix: str) -> None:

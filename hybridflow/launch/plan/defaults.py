@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec
@@ -11,13 +12,14 @@ import torch
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
 from hybridflow.config.derived import num_devices, optimizer_steps_per_step, run_dir, training_of
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind, Device
+from hybridflow.config.fields import AUTO
+from hybridflow.config.loop import BackendKind, Device, Trainer
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.paths import user_path
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.config.section import sealed, sections_of
 from hybridflow.config.training import Training
-from hybridflow.controller.backends import check_cluster, joined_gpus
+from hybridflow.controller.backends import check_cluster, joined_gpus, joined_node_devices
 from hybridflow.controller.backends.interface import RAY_ADDRESS
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
@@ -56,6 +58,43 @@ def find_device(config: Experiment) -> str:
         found = f"{wanted} process{'' if wanted == 1 else 'es'} on {where}"
     logger.info("device=%s (trainer.device=%s): %s", device, config.trainer.device.name, found)
     return device
+
+
+def with_all_devices(composed: Composed) -> Composed:
+    """The same run with `trainer.devices=auto` replaced by the devices that are there. Logs them."""
+    trainer = composed.config.trainer
+    if trainer.devices:
+        return composed
+    counts = _devices_of_nodes(trainer)
+    devices, nodes = (counts[0], len(counts)) if len({*counts}) == 1 else (sum(counts), 1)
+    logger.info("trainer.devices=auto: devices=%d nodes=%d", devices, nodes)
+    return with_values(with_values(composed, {"trainer.devices": devices}, AUTO), {"trainer.nodes": nodes}, "device")
+
+
+def _devices_of_nodes(trainer: Trainer) -> list[int]:
+    """The number of devices of each node of the joined Ray cluster, else of this machine."""
+    if trainer.backend is BackendKind.local:
+        return [1]
+    num_gpus = joined_gpus(BackendKind.ray.name)
+    device = device_in(trainer.device, num_gpus)
+    if num_gpus is not None:
+        return joined_node_devices(device)
+    return [torch.cuda.device_count() if device == "cuda" else 1]
+
+
+def with_values(composed: Composed, values: Mapping[str, object], origin: str) -> Composed:
+    """The same run with other values of some settings; a table or a section is replaced as a whole."""
+    config = deepcopy(composed.config)
+    for key, value in values.items():
+        section: object = config
+        *path, name = key.split(".")
+        for part in path:
+            section = section[part] if isinstance(section, dict) else vars(section)[part]
+        (section if isinstance(section, dict) else vars(section))[name] = value
+    changed = replace(composed, config=sealed(config))
+    before, after = composed.flat(), changed.flat()
+    origins = {key: origin for key, value in after.items() if key not in before or before[key] != value}
+    return replace(changed, origins={**composed.origins, **origins})
 
 
 def with_device_defaults(composed: Composed, device: str) -> Composed:

@@ -18,6 +18,7 @@ from hybridflow.launch.plan.dataflow import NamedFunctions, find_dataflow, make_
 from hybridflow.launch.plan.defaults import (
     find_device,
     wants_old_logprobs,
+    with_all_devices,
     with_device_defaults,
     with_old_logprobs_explained,
     with_schedule_steps,
@@ -118,6 +119,7 @@ def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None 
     """
     dataflow = find_dataflow(composed.config.dataflow)
     settings = make_settings(dataflow, composed.config.dataflow_settings, faults)
+    composed = with_all_devices(composed)
     device = find_device(composed.config) if device is None else device
     composed = with_device_defaults(composed, device)
     if composed.config.trainer.epochs is None:

@@ -30,7 +30,7 @@ def layout_problems(plan: RunPlan, role: RoleSpec) -> Iterator[ConfigError]:
     if role.training is not None:
         weights = TRAINING_ENGINES[role.training.engine].weights
         if problem := layout_problem(geometry, weights, role.training.parallelism):
-            yield _layout_error(_section(plan, role.name), role.training.engine.name, problem, geometry)
+            yield _layout_error(section_of(plan, role.name), role.training.engine.name, problem, geometry)
     if role.generation_mesh is not None:
         if problem := layout_problem(geometry, engine.weights, plan.config.rollout.parallelism):
             yield _layout_error("rollout", str(plan.config.rollout.engine), problem, geometry)
@@ -126,7 +126,7 @@ def _layout_error(section: str, engine: str, problem: str, geometry: ModelGeomet
     )
 
 
-def _section(plan: RunPlan, role: str) -> str:
+def section_of(plan: RunPlan, role: str) -> str:
     """The section with a role's layout; a reference has the actor's layout."""
     if role in plan.config.roles:
         return f"roles.{role}"
@@ -141,7 +141,7 @@ def _minibatches(plan: RunPlan, role: RoleSpec, ranks: int) -> Iterator[ConfigEr
     prompts = minibatch_prompts(plan.config, role.training)
     if plan.config.data.batch_size % prompts == 0 and prompts < ranks:
         key = f"{section}.minibatch_size" if role.training.minibatch_size else "data.batch_size"
-        sizes = _section(plan, role.name)
+        sizes = section_of(plan, role.name)
         yield ConfigError(
             f"{key}={prompts} prompts cannot be divided over the {ranks} data-parallel ranks of {role.name}.",
             remedy=f"Use {ranks} or more, or larger sizes in {sizes}.parallelism.",

@@ -14,6 +14,7 @@ from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES, rollout
 from hybridflow.errors import ConfigError
 from hybridflow.observability.formatting import counted
 
+_ROLLOUT_AXES = ("tensor", "pipeline")
 _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
 
 
@@ -129,7 +130,7 @@ def _device_errors(config: Experiment, role: str, name: str, training: Training)
 
 
 def _rollout_errors(config: Experiment) -> Iterator[ConfigError]:
-    sizes, engine = asdict(config.rollout.parallelism), config.rollout.engine
+    sizes, engine = {axis: vars(config.rollout.parallelism)[axis] for axis in _ROLLOUT_AXES}, config.rollout.engine
     pool = pool_of(config, "rollout")
     devices = pool_sizes(config)[pool]
     for axis, size in sizes.items():

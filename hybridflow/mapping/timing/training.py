@@ -29,7 +29,7 @@ def forward_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, c
     one = vars(work) | {"latency": work.latency + rates.sync}
     one["gathers"] = max(0.0, _gather_seconds(use, layout, rates) - work.matrix - work.memory)
     one["stages"] = _stage_seconds(use, layout, rates, tokens)
-    return Seconds(_pipelined(one, layout, number) | {"offload": _offload_seconds(use, layout, rates, updates=False)})
+    return Seconds(_pipelined(one, layout, number) | {"offload": offload_seconds(use, layout, cluster, updates=False)})
 
 
 def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cluster: Cluster) -> Seconds:
@@ -54,7 +54,7 @@ def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cl
     parts["gradients"] = _gradient_seconds(use, layout, rates, _BACKWARD * (work.matrix + work.memory))
     parts["optimizer"] = _state_parameters(use, layout) * (_OPTIMIZER_BYTES + use.value_bytes) / rates.memory
     steps = {name: seconds * workload.optimizer_steps for name, seconds in parts.items()}
-    return Seconds(steps | {"offload": _offload_seconds(use, layout, rates, updates=True)})
+    return Seconds(steps | {"offload": offload_seconds(use, layout, cluster, updates=True)})
 
 
 def _trained_parameters(use: ModelUse, layout: TrainingLayout) -> float:
@@ -152,12 +152,14 @@ def _sharded(use: ModelUse, layout: TrainingLayout, parameters: float) -> float:
     return experts / copies + (parameters - experts) / (layout.data * layout.sequence // layout.replicas)
 
 
-def _offload_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, *, updates: bool) -> float:
+def offload_seconds(use: ModelUse, layout: TrainingLayout, cluster: Cluster, *, updates: bool) -> float:
     """Seconds to load what was offloaded to the host before the call, and to store it after an update."""
+    if not (layout.offload_parameters or layout.offload_optimizer):
+        return 0.0
     parameters = _held_parameters(use, layout)
     if layout.engine is TrainingEngine.fsdp:
         parameters = _sharded(use, replace(layout, expert=1), parameters)
     moved = parameters * use.value_bytes * layout.offload_parameters
     if updates and use.is_trained:
         moved += _state_parameters(use, layout) * STATE_BYTES * layout.offload_optimizer
-    return moved * (2 if updates else 1) / rates.host
+    return moved * (2 if updates else 1) / Rates(cluster, use.value_bytes).host

@@ -13,6 +13,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
 from hybridflow.config.training import Training
 from hybridflow.controller.worker import WorkerContext
+from hybridflow.engines.training.interface import Part
 from hybridflow.errors import ConfigError, RewardError
 from hybridflow.models.heads import load_value_model
 from hybridflow.models.tokenizers import load_tokenizer
@@ -34,12 +35,14 @@ def encoder(tmp_path_factory) -> Path:
     return make_encoder(tmp_path_factory.mktemp("encoder"))
 
 
-def reward_model(directory: Path, policy: Path, *, role: str = "reward", microbatch_tokens: int = 20, **settings):
+def reward_model(
+    directory: Path, policy: Path, *, role: str = "reward", microbatch_tokens: int = 20, offload=False, **settings
+):
     return RewardModelWorker(
         WorkerContext(role),
         reward=Reward(model=Model(path=str(directory)), **settings),
         policy=Model(path=str(policy)),
-        training=Training(microbatch_tokens=microbatch_tokens),
+        training=Training(microbatch_tokens=microbatch_tokens, offload_parameters=offload),
     )
 
 
@@ -106,6 +109,14 @@ def test_a_process_reward_is_the_value_after_each_token(decoder, toy_dir):
 
 
 @torch.no_grad()
+def test_offloaded_weights_wait_outside_the_device_between_calls_and_score_the_same(decoder, toy_dir):
+    plain, offloaded = (reward_model(decoder, toy_dir(), offload=offload) for offload in (False, True))
+    batch = answered(toy_dir())
+    for _ in range(2):
+        assert torch.equal(offloaded.score(batch).row("scores"), plain.score(batch).row("scores"))
+        assert offloaded._engine.away >= {Part.parameters}
+
+
 def test_an_encoder_reads_the_text_in_its_own_tokens(encoder, toy_dir):
     plain, tokenizer = loaded(encoder)
     texts = [prompt + response for prompt, response in zip(PROMPTS, RESPONSES, strict=True)]

@@ -173,6 +173,18 @@ def joined_gpus() -> int | None:
     return int(ray.cluster_resources().get("GPU", 0)) if is_joined() else None
 
 
+def resource_of(device: str) -> str:
+    """The resource whose units are the cluster's devices, given their kind (`cpu`, `cuda`)."""
+    return "GPU" if device == "cuda" else DEVICE if DEVICE in ray.cluster_resources() else "CPU"
+
+
+def joined_node_devices(device: str) -> list[int]:
+    """The number of devices of each node that has any, in the cluster that this process has joined."""
+    resource = resource_of(device)
+    counts = (int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"])
+    return [count for count in counts if count]
+
+
 def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[NodeGpus] | None:
     """The nodes of the joined cluster that have GPUs, one entry per size of GPU; None if no cluster is joined.
 

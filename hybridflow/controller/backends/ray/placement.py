@@ -18,7 +18,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from hybridflow.controller.backends.interface import GIVEN_POOLS
-from hybridflow.controller.backends.ray.cluster import DEVICE, is_joined
+from hybridflow.controller.backends.ray.cluster import is_joined, resource_of
 from hybridflow.controller.backends.ray.host import Host, started_host
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.resource_pool import ResourcePool
@@ -100,7 +100,7 @@ class Request:
 
     def __init__(self, pool: ResourcePool, others: Iterable[ResourcePool] = ()) -> None:
         self.pool = pool
-        self.resource = _resource(pool)
+        self.resource = resource_of(pool.device)
         self._others, self._size = list(others), pool.block
         self._began = time.monotonic()
         self.group = self._requested()
@@ -141,7 +141,7 @@ def reserved(
     timeout.
     """
     others = list(others)
-    supply = _supply(pool, _resource(pool), others)
+    supply = _supply(pool, resource_of(pool.device), others)
     if pool.devices + supply.own > supply.total and not is_joined():
         raise too_few_devices(pool, supply)
     request, is_logged = Request(pool, others), False
@@ -215,10 +215,6 @@ def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float
     return ResourceError(
         f"The pool '{pool.name}' needs {pool.devices} devices ({pool.device}){after}; {supply}.", remedy=remedy
     )
-
-
-def _resource(pool: ResourcePool) -> str:
-    return "GPU" if pool.device == "cuda" else DEVICE if DEVICE in ray.cluster_resources() else "CPU"
 
 
 def _supply(pool: ResourcePool, resource: str, others: Iterable[ResourcePool]) -> Supply:

@@ -1,0 +1,63 @@
+"""Placements and layouts that are left to hybridflow: planned for the devices that are there, and logged."""
+
+import logging
+
+from hybridflow.errors import STRICT, Faults, ResourceError
+from hybridflow.launch.compose.compose import Composed
+from hybridflow.launch.plan.defaults import with_values
+from hybridflow.launch.plan.plan import RunPlan, plan_run
+from hybridflow.launch.plan_request import is_automatic, request_of
+from hybridflow.launch.plan_settings import layout_settings, placement_settings
+from hybridflow.launch.rules.memory import available_gpus
+from hybridflow.launch.step_trace import trace_step
+from hybridflow.mapping.clusters import cluster_of
+from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.planner import Answer, PlannedStep, answer
+
+logger = logging.getLogger(__name__)
+
+PLAN = "plan"
+"""The origin of settings that the planner chose."""
+
+
+def plan_fully(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
+    """The plan of a run with every placement and layout that it leaves to hybridflow. Logs them."""
+    plan = plan_run(composed, faults, device=device)
+    if not is_automatic(plan):
+        return plan
+    found = answer(request_of(plan, trace_step(plan), devices_of(plan)))
+    if not found.plans:
+        raise _nothing_fits(found)
+    best = found.plans[0]
+    _log(best)
+    return plan_run(with_plan(plan, best), faults, device=plan.device)
+
+
+def with_plan(plan: RunPlan, best: PlannedStep) -> Composed:
+    """The run's configuration with the settings of a plan."""
+    settings = placement_settings(plan, best.pools)
+    settings |= layout_settings(plan, best)
+    return with_values(plan.composed, settings, PLAN)
+
+
+def devices_of(plan: RunPlan) -> Cluster:
+    """The devices that the run will use."""
+    trainer = plan.config.trainer
+    if plan.device == "cpu":
+        return cluster_of(f"{trainer.nodes}x{trainer.devices}xcpu")
+    return cluster_of(f"{trainer.nodes}x{trainer.devices}x{available_gpus(plan)[0]}")
+
+
+def _log(best: PlannedStep) -> None:
+    for name, (roles, devices) in best.pools.items():
+        logger.info("plan: pool=%s devices=%d roles=%s", name, devices, ",".join(roles))
+    for role, layout in best.layouts.items():
+        logger.info("plan: role=%s %s", role, layout.in_words)
+    logger.info("plan: a step is predicted to take %.3g s", best.seconds)
+
+
+def _nothing_fits(found: Answer) -> ResourceError:
+    device = found.request.cluster.device
+    return ResourceError(
+        f"No placement fits on {found.request.cluster.num_devices} x {device.name}.", remedy="Use more devices."
+    )

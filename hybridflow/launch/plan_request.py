@@ -1,0 +1,177 @@
+"""From a planned run and its traced step to what the planner is asked: operations, models, rows and devices."""
+
+from collections.abc import Mapping
+
+from hybridflow.config.derived import minibatch_prompts, optimizer_steps_per_step, pool_of
+from hybridflow.config.fields import AUTO
+from hybridflow.config.placement import ParallelismKind, PlacementKind
+from hybridflow.config.training import TrainingEngine
+from hybridflow.dataflows.interface import role_needs
+from hybridflow.dataflows.roles import Sampler
+from hybridflow.engines.traits import TRAINING_ENGINES, TrainingTraits
+from hybridflow.errors import MissingExtraError
+from hybridflow.graph.stand_in import PROMPTS
+from hybridflow.graph.trace import Trace, TracedCall
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.launch.rules.layouts import section_of
+from hybridflow.launch.step_trace import MOST_SAMPLES
+from hybridflow.mapping.candidates import Given
+from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.layouts import ModelUse
+from hybridflow.mapping.operations import Operation, OperationKind
+from hybridflow.mapping.request import PlannedModel, PlannedRollout, Request
+from hybridflow.mapping.workload import Lengths, Workload
+from hybridflow.models.geometry import value_bytes
+from hybridflow.workers.actor import ActorRole
+from hybridflow.workers.reference import ReferenceRole
+
+_KINDS = {
+    "generate": OperationKind.generate,
+    "logprobs": OperationKind.forward,
+    "values": OperationKind.forward,
+    "score": OperationKind.forward,
+    "update": OperationKind.update,
+    "supervised_step": OperationKind.update,
+    "preference_step": OperationKind.update,
+    "publish_weights": OperationKind.publish,
+}
+"""Methods that compute with a model; all others take no time on devices."""
+
+SIZES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replicas")
+"""The sizes of a training layout that are settings in `parallelism`."""
+
+SWITCHES = ("microbatch_tokens", "gradient_checkpointing", "offload_parameters", "offload_optimizer")
+"""The parts of a training layout that are settings of a role's section."""
+
+ROLLOUT_SIZES = ("tensor", "pipeline")
+
+
+def is_automatic(plan: RunPlan) -> bool:
+    """Whether the run leaves its placement, or the layout of a role, to the planner."""
+    sections = [section_of(plan, role.name) for role in plan.roles if role.training is not None]
+    is_placed = plan.config.placement.kind is not PlacementKind.given
+    return is_placed or any(is_auto(plan, section) for section in (*sections, ROLLOUT))
+
+
+def is_auto(plan: RunPlan, section: str) -> bool:
+    """Whether the layout of a section (`actor`, `roles.NAME`) is left to the planner."""
+    config = plan.config
+    _, _, row = section.partition("roles.")
+    own = config.roles[row] if row else vars(config)[section]
+    kinds = (config.trainer.parallelism, own.parallelism.kind)
+    is_all = config.placement.kind is PlacementKind.auto or plan.composed.origins.get("trainer.devices") == AUTO
+    return is_all or ParallelismKind.auto in kinds
+
+
+def request_of(plan: RunPlan, trace: Trace, cluster: Cluster, *, mean_response: float | None = None) -> Request:
+    """What the planner is asked for a run.
+
+    `mean_response` is the mean tokens of a response, by default half of the maximum; that of prompts is half of theirs.
+    """
+    config = plan.config
+    models = tuple(_model(plan, role) for role in plan.roles if role.training is not None and role.view_of is None)
+    rollout = _rollout(plan)
+    placed = {model.role for model in models} | ({rollout.role} if rollout else set())
+    per_prompt = plan.dataflow.rows_per_prompt or config.rollout.samples_per_prompt
+    data, is_given = config.data, config.placement.kind is PlacementKind.given
+    mean = min(mean_response or data.max_response_tokens / 2, data.max_response_tokens)
+    rows = PROMPTS * min(per_prompt, MOST_SAMPLES) if plan.dataflow.data == "prompts" else None
+    return Request(
+        title=trace.title,
+        operations=tuple(_operation(call, placed, rollout, traced_rows=rows) for call in trace.calls),
+        models=models,
+        rollout=rollout,
+        workload=Workload(
+            rows=data.batch_size * per_prompt,
+            prompts=Lengths.spread(data.max_prompt_tokens / 2, data.max_prompt_tokens),
+            responses=Lengths.spread(mean, data.max_response_tokens),
+            optimizer_steps=max(optimizer_steps_per_step(config, config.actor), 1),
+            epochs=config.actor.epochs,
+        ),
+        cluster=cluster,
+        placement=config.placement.kind,
+        pinned={role: pool_of(config, role) for role in placed} if is_given else {},
+        pool_devices=plan.pools if is_given else {},
+        least_prompts=_least_prompts(plan),
+    )
+
+
+def _operation(
+    call: TracedCall, placed: set[str], rollout: PlannedRollout | None, *, traced_rows: int | None
+) -> Operation:
+    """The operation of a call; the transfer of weights is one of the rollout, which receives them."""
+    kind = _KINDS.get(call.method, OperationKind.functions)
+    role = rollout.role if kind is OperationKind.publish and rollout is not None else call.role
+    return Operation(
+        name=call.name,
+        role=role,
+        kind=kind if role in placed else OperationKind.functions,
+        needs=tuple(sorted(number - 1 for number in call.needs)),
+        rows_share=call.rows / traced_rows if call.rows and traced_rows else 1.0,
+    )
+
+
+def _least_prompts(plan: RunPlan) -> int:
+    """The most data-parallel ranks of any role: prompts of its smallest minibatch, or of the batch."""
+    trained = [role.training for role in plan.roles if role.is_trained and role.training is not None]
+    sizes = [minibatch_prompts(plan.config, training) for training in trained]
+    return min([plan.config.data.batch_size, *sizes])
+
+
+def _model(plan: RunPlan, role: RoleSpec) -> PlannedModel:
+    assert role.model is not None and role.training is not None, f"{role.name} runs no model"
+    training, section = role.training, section_of(plan, role.name)
+    use = ModelUse(
+        geometry=plan.models.geometry(role.name),
+        value_bytes=value_bytes(role.model.dtype),
+        is_trained=role.is_trained,
+        has_language_head=isinstance(role.arguments, ActorRole | ReferenceRole),
+        lora_rank=training.lora.rank,
+    )
+    sizes = {name: vars(training.parallelism)[name] for name in SIZES}
+    switches = {name: vars(training)[name] for name in SWITCHES}
+    keys = {f"{section}.parallelism.{name}": name for name in sizes} | {f"{section}.{name}": name for name in switches}
+    given = _given(plan, section, keys, {**sizes, **switches})
+    return PlannedModel(role.name, use, _engines(plan, section, training.engine), given)
+
+
+def _rollout(plan: RunPlan) -> PlannedRollout | None:
+    config = plan.config
+    if not plan.generates or Sampler not in {need.kind for need in role_needs(plan.dataflow).values()}:
+        return None
+    sizes = {name: vars(config.rollout.parallelism)[name] for name in ROLLOUT_SIZES}
+    given = _given(plan, ROLLOUT, {f"rollout.parallelism.{name}": name for name in sizes}, sizes)
+    has_fraction = "rollout.vllm.gpu_memory_fraction" in plan.composed.user_keys or not is_auto(plan, ROLLOUT)
+    return PlannedRollout(
+        role=ROLLOUT,
+        actor=ACTOR if any(role.name == ACTOR for role in plan.roles) else None,
+        use=ModelUse(plan.models.geometry(ACTOR), value_bytes(plan.policy.dtype), is_trained=False),
+        engine=str(config.rollout.engine),
+        given=given,
+        memory_fraction=config.rollout.vllm.gpu_memory_fraction if has_fraction else None,
+    )
+
+
+def _given(plan: RunPlan, section: str, keys: Mapping[str, str], values: Mapping[str, int]) -> Given:
+    """The user's values if the section is left to the planner, otherwise all."""
+    if not is_auto(plan, section):
+        return Given(values)
+    return Given({name: values[name] for key, name in keys.items() if key in plan.composed.user_keys})
+
+
+def _engines(plan: RunPlan, section: str, planned: TrainingEngine) -> tuple[TrainingEngine, ...]:
+    """The engine that the user chose, or those to try."""
+    if f"{section}.engine" in plan.composed.user_keys:
+        return (planned,)
+    if not is_auto(plan, section):
+        return (TrainingEngine.single, TrainingEngine.fsdp) if planned is not TrainingEngine.megatron else (planned,)
+    return tuple(engine for engine, traits in TRAINING_ENGINES.items() if _is_installed(traits))
+
+
+def _is_installed(traits: TrainingTraits) -> bool:
+    try:
+        traits.check_installed()
+    except MissingExtraError:
+        return False
+    return True

@@ -1,0 +1,85 @@
+"""From the planner's answer to the settings of a run: what a person would write to get this placement and layout."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hybridflow.config.derived import num_devices
+from hybridflow.config.placement import Parallelism, Pool
+from hybridflow.config.roles import Role, RoleKind
+from hybridflow.config.rollout import RolloutKind
+from hybridflow.dataflows.interface import role_needs
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.roles import ACTOR, CRITIC, ROLLOUT, RoleSpec
+from hybridflow.launch.plan_request import ROLLOUT_SIZES, SIZES, SWITCHES, is_auto
+from hybridflow.launch.rules.layouts import section_of
+from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
+from hybridflow.mapping.memory.rollout import rollout_memory
+from hybridflow.mapping.planner import PlannedStep
+from hybridflow.workers.reference import ReferenceRole
+
+
+def placement_settings(plan: RunPlan, pools: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, object]:
+    """The pools and the pool of every role, given the roles and the devices of each pool; other roles follow the actor.
+
+    Devices that the plan leaves idle are not used by the run.
+    """
+    pool_of = {role: name for name, (roles, _) in pools.items() for role in roles}
+    main = pool_of.get(ACTOR) or next(iter(pools))
+    used = sum(devices for _, devices in pools.values())
+    settings: dict[str, object] = {
+        "placement.pools": {name: Pool(devices=devices) for name, (_, devices) in pools.items()},
+        "placement.roles": {role: pool_of.get(role, main) for role in role_needs(plan.dataflow)},
+    }
+    nodes = plan.config.trainer.nodes
+    if used != num_devices(plan.config):
+        whole = used % nodes == 0
+        settings |= {"trainer.devices": used // nodes if whole else used, "trainer.nodes": nodes if whole else 1}
+    return settings
+
+
+def layout_settings(plan: RunPlan, found: PlannedStep) -> dict[str, object]:
+    """The settings of the layouts that were left to the planner."""
+    settings: dict[str, object] = {}
+    roles = {role.name: role for role in plan.roles}
+    for name, layout in found.layouts.items():
+        if isinstance(layout, RolloutLayout):
+            settings |= _rollout(layout, found) if is_auto(plan, ROLLOUT) else {}
+        elif is_auto(plan, section_of(plan, name)):
+            settings |= _training(plan, roles[name], layout)
+    return settings
+
+
+def _training(plan: RunPlan, role: RoleSpec, layout: TrainingLayout) -> dict[str, object]:
+    sizes = {name: vars(layout)[name] for name in SIZES} | {"sequence_parallel": layout.sequence_parallel}
+    if isinstance(role.arguments, ReferenceRole) and role.name not in plan.config.roles:
+        return {
+            f"roles.{role.name}": Role(
+                kind=RoleKind.reference,
+                model=role.arguments.model,
+                engine=layout.engine,
+                parallelism=replace(Parallelism(), **sizes),
+                microbatch_tokens=layout.microbatch_tokens,
+                offload_parameters=layout.offload_parameters,
+            )
+        }
+    section = role.name if role.name == CRITIC else section_of(plan, role.name)
+    own = plan.config.roles[role.name] if role.name in plan.config.roles else vars(plan.config)[section]
+    switches = {name: vars(layout)[name] for name in SWITCHES if name in vars(own)}
+    settings = {f"{section}.engine": layout.engine, **_with_prefix(section, switches)}
+    return settings | _with_prefix(f"{section}.parallelism", sizes)
+
+
+def _rollout(layout: RolloutLayout, found: PlannedStep) -> dict[str, object]:
+    settings = _with_prefix("rollout.parallelism", {name: vars(layout)[name] for name in ROLLOUT_SIZES})
+    settings["rollout.max_sequences"] = layout.max_sequences
+    rollout, device = found.request.rollout, found.request.cluster.device
+    if layout.engine == RolloutKind.vllm and device.name != "CPU" and rollout is not None:
+        memory = rollout_memory(rollout.use, layout)
+        share = (memory.resident_bytes + memory.extra_bytes) / device.memory_bytes
+        settings["rollout.vllm.gpu_memory_fraction"] = math.ceil(100 * share) / 100
+    return settings
+
+
+def _with_prefix(prefix: str, values: Mapping[str, object]) -> dict[str, object]:
+    return {f"{prefix}.{name}": value for name, value in values.items()}

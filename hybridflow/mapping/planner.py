@@ -1,0 +1,123 @@
+"""Answers a request: the best plans, with the layouts, seconds and memory of each."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hybridflow.config.placement import PlacementKind
+from hybridflow.mapping import partitions
+from hybridflow.mapping.costs import Layouts, StepCosts
+from hybridflow.mapping.memory.phases import Phase, colocated_phases
+from hybridflow.mapping.operations import OperationKind
+from hybridflow.mapping.partitions import Restrictions
+from hybridflow.mapping.request import Request
+from hybridflow.mapping.search import Found, Plan, Problem, search
+from hybridflow.mapping.timing.seconds import Seconds
+
+_BY_NODE_ABOVE = 128
+"""Above this number of devices, pools are allocated in whole nodes."""
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A plan with what the cost models say about it."""
+
+    request: Request
+    plan: Plan
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return self.plan.schedule.seconds
+
+    @cached_property
+    def layouts(self) -> Layouts:
+        """The layout of each role."""
+        options = [option for pool in self.plan.pools for option in pool.options.values()]
+        return {role: layout for option in options for role, layout in as_layouts(option.choice).items()}
+
+    @cached_property
+    def pools(self) -> Mapping[str, tuple[tuple[str, ...], int]]:
+        """The roles and the devices of each pool; pools are named as in the request, or after their first role."""
+        pinned, found = self.request.pinned, {}
+        for pool in self.plan.pools:
+            name = pinned.get(pool.roles[0]) or ("main" if len(self.plan.pools) == 1 else self._name_of(pool.roles))
+            found[name] = (pool.roles, pool.num_devices)
+        return found
+
+    def operation_seconds(self) -> list[Seconds]:
+        """The seconds of each operation, by cause."""
+        costs = StepCosts(self.request)
+        return [costs.seconds(operation, self.layouts) for operation in self.request.operations]
+
+    def phases(self, pool: str) -> list[Phase]:
+        """What the memory of a device of a pool holds in each phase of a step."""
+        costs, (roles, _) = StepCosts(self.request), self.pools[pool]
+        return colocated_phases([costs.memory(role, self.layouts) for role in roles], self.request.cluster.device)
+
+    def _name_of(self, roles: Sequence[str]) -> str:
+        rollout = self.request.rollout
+        actor = None if rollout is None else rollout.actor
+        return actor if actor in roles and actor is not None else roles[0]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best plans for a request, best first."""
+
+    request: Request
+    plans: tuple[PlannedStep, ...]
+    """Empty if nothing fits."""
+
+    best_of_kind: Mapping[str, PlannedStep]
+    """The best plan of each kind of placement."""
+
+    found: Found
+
+
+def answer(request: Request, *, num_plans: int = 5) -> Answer:
+    """The plans with the shortest steps."""
+    cluster, rollout = request.cluster, request.rollout
+    joint = [(rollout.actor, rollout.role)] if rollout is not None and rollout.actor is not None else []
+    roles = set(request.roles)
+    restrictions = Restrictions(pool_of=request.pinned, pool_devices=request.pool_devices)
+    if request.placement in _KINDS:
+        restrictions = Restrictions(kind=_KINDS[request.placement])
+    if cluster.num_devices > _BY_NODE_ABOVE:
+        restrictions = replace(restrictions, granularity=cluster.devices_per_node)
+    outside: dict[str, list[float]] = {}
+    for operation in request.operations:
+        if operation.role not in roles:
+            assert operation.kind is OperationKind.functions, f"{operation.name} has no model"
+            outside.setdefault(operation.role, []).append(0.0)
+    found = search(
+        Problem(
+            operations=request.operations,
+            costs=StepCosts(request),
+            num_devices=cluster.num_devices,
+            memory_bytes=cluster.device.memory_bytes - cluster.device.reserved_bytes,
+            joint=joint,
+            fixed_seconds=outside,
+            restrictions=restrictions,
+        ),
+        num_plans=num_plans,
+    )
+    return Answer(
+        request=request,
+        plans=tuple(PlannedStep(request, plan) for plan in found.plans),
+        best_of_kind={kind.name: PlannedStep(request, plan) for kind, plan in found.best_of_kind.items()},
+        found=found,
+    )
+
+
+def as_layouts(choice: object) -> Layouts:
+    """The layouts of an option, which the search passes on unread."""
+    assert isinstance(choice, dict), f"an option chooses a {type(choice)}"
+    return choice
+
+
+_KINDS = {
+    PlacementKind.colocated: partitions.PlacementKind.colocated,
+    PlacementKind.split: partitions.PlacementKind.split,
+    PlacementKind.standalone: partitions.PlacementKind.standalone,
+}

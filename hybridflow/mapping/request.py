@@ -1,0 +1,69 @@
+"""What is to be planned: the operations of a step, the models behind its roles, the rows, and the devices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hybridflow.config.placement import PlacementKind
+from hybridflow.config.training import TrainingEngine
+from hybridflow.mapping.candidates import Given
+from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.layouts import ModelUse
+from hybridflow.mapping.operations import Operation
+from hybridflow.mapping.workload import Workload
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """A role that runs a model with a training engine, trained or frozen."""
+
+    role: str
+    use: ModelUse
+    engines: tuple[TrainingEngine, ...]
+    """The engines to try."""
+
+    given: Given = field(default_factory=Given)
+
+
+@dataclass(frozen=True)
+class PlannedRollout:
+    """The rollout. On the pool of the actor it uses the actor's weights."""
+
+    role: str
+    actor: str | None
+    """The role whose weights it generates with; None if it only generates, for an evaluation."""
+
+    use: ModelUse
+    engine: str
+    given: Given = field(default_factory=Given)
+    memory_fraction: float | None = None
+    """The fraction of a device that the user gave it; None lets the search choose its cache."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A step to be placed on devices."""
+
+    title: str
+    operations: tuple[Operation, ...]
+    """In the order in which the driver makes the calls. The transfer of weights belongs to the rollout."""
+
+    models: tuple[PlannedModel, ...]
+    rollout: PlannedRollout | None
+    workload: Workload
+    cluster: Cluster
+    placement: PlacementKind = PlacementKind.auto
+    pinned: Mapping[str, str] = field(default_factory=dict)
+    """With `PlacementKind.given`, the pool of each role."""
+
+    pool_devices: Mapping[str, int] = field(default_factory=dict)
+    """With `PlacementKind.given`, the devices of each pool."""
+
+    least_prompts: int = 1
+    """Prompts of the smallest minibatch: the most data-parallel ranks of any role."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that are placed, in the order of the step's first calls."""
+        names = [model.role for model in self.models] + ([self.rollout.role] if self.rollout else [])
+        first = {operation.role: number for number, operation in reversed([*enumerate(self.operations)])}
+        return tuple(sorted(names, key=lambda name: first.get(name, len(self.operations))))

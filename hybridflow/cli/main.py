@@ -20,7 +20,7 @@ _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
   {algorithms}
 
 Settings: hybridflow COMMAND --help; hybridflow COMMAND --help PREFIX lists those whose names begin with PREFIX."""
-_COMMANDS = ("evaluate", "generate", "export", "show", "recipe", "report", "watch", "completion")
+_COMMANDS = ("plan", "evaluate", "generate", "export", "show", "recipe", "report", "watch", "completion")
 """The commands that do not train, each in the file of its name."""
 
 _WIDTH = 110

@@ -38,6 +38,7 @@ class Placement(Section):
     """Pools and role placement. By default, all roles share one pool with all devices."""
 
     word: ClassVar[str | None] = "kind"
+    """See `Section.word`."""
 
     kind: PlacementKind = PlacementKind.given
     """given: as `pools` and `roles` say. Otherwise the placement with the shortest predicted step, among those with one
@@ -56,6 +57,7 @@ class Parallelism(Section):
     """Parallel sizes of a trained or frozen model; the remaining devices of its pool are data-parallel."""
 
     word: ClassVar[str | None] = "kind"
+    """See `Section.word`."""
 
     kind: ParallelismKind = ParallelismKind.given
     """given: the sizes below. auto: those with the shortest predicted step; sizes that are set are kept.
@@ -91,6 +93,7 @@ class RolloutParallelism(Section):
     """Parallel sizes of the rollout's model; the remaining devices form replicas that divide the prompts."""
 
     word: ClassVar[str | None] = "kind"
+    """See `Section.word`."""
 
     kind: ParallelismKind = ParallelismKind.given
     """given: the sizes below. auto: those with the shortest predicted step; sizes that are set are kept.

@@ -8,7 +8,6 @@ from hybridflow.config.derived import num_devices
 from hybridflow.config.placement import Parallelism, Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.config.rollout import RolloutKind
-from hybridflow.dataflows.interface import role_needs
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, ROLLOUT, RoleSpec
 from hybridflow.launch.plan_request import ROLLOUT_SIZES, SIZES, SWITCHES, is_auto
@@ -26,10 +25,11 @@ def placement_settings(plan: RunPlan, pools: Mapping[str, tuple[tuple[str, ...],
     """
     pool_of = {role: name for name, (roles, _) in pools.items() for role in roles}
     main = pool_of.get(ACTOR) or next(iter(pools))
+    roles = [role.name for role in plan.roles]
     used = sum(devices for _, devices in pools.values())
     settings: dict[str, object] = {
         "placement.pools": {name: Pool(devices=devices) for name, (_, devices) in pools.items()},
-        "placement.roles": {role: pool_of.get(role, main) for role in role_needs(plan.dataflow)},
+        "placement.roles": {role: pool_of.get(role, main) for role in [*roles, *pool_of]},
     }
     nodes = plan.config.trainer.nodes
     if used != num_devices(plan.config):

@@ -9,13 +9,13 @@ from itertools import product
 
 from hybridflow.config.derived import divisors
 from hybridflow.config.placement import Parallelism, RolloutParallelism
-from hybridflow.config.training import TrainingEngine
+from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
 from hybridflow.models.names.layouts import layout_problem
 
-_MICROBATCH_FACTORS = (1, 4)
-"""Microbatches, in multiples of the longest row."""
+_MICROBATCH_ROWS = 4
+"""Rows of the maximum length in the larger microbatches; the default of the setting is tried as well."""
 
 _MOST_STAGES = 16
 SAVING = ("gradient_checkpointing", "offload_parameters", "offload_optimizer")
@@ -61,7 +61,9 @@ def training_layouts(
     for engine in [TrainingEngine.single] if is_alone else engines:
         for sizes in _sizes(engine, use, num_devices, limits, given):
             rows = max(1, limits.rows // int(sizes["data"]))
-            tokens = sorted({limits.longest_row * min(factor, rows) for factor in _MICROBATCH_FACTORS})
+            longest = limits.longest_row
+            wanted = {longest, _MICROBATCH_ROWS * longest, Training().microbatch_tokens}
+            tokens = sorted({min(max(size, longest), rows * longest) for size in wanted})
             for microbatch_tokens in given.among("microbatch_tokens", tokens):
                 yield TrainingLayout(engine=engine, **sizes, **plain, microbatch_tokens=microbatch_tokens)
 

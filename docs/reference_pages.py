@@ -94,7 +94,7 @@ def settings_page() -> str:
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         meanings = field_docs(type(section))
         for name, annotation in get_type_hints(type(section), include_extras=True).items():
-            if nested(annotation) is None:
+            if name in vars(section) and nested(annotation) is None:
                 meaning = " ".join(meanings.get(name, "").split())
                 cells = (f"`{name}`", type_name(annotation), shown(vars(section)[name]), meaning)
                 lines.append(f"| {' | '.join(cells)} |")

@@ -151,7 +151,7 @@ def _last(path: str) -> str:
 
 
 def words(path: str) -> str:
-    """What a key takes, with its range: "a whole number of 1 or more"."""
+    """The type of a key in words, with its range: "a whole number of 1 or more"."""
     return type_name(_annotated(path) or find(path))
 
 

@@ -65,7 +65,7 @@ def is_auto(plan: RunPlan, section: str) -> bool:
 
 
 def request_of(plan: RunPlan, trace: Trace, cluster: Cluster, *, mean_response: float | None = None) -> Request:
-    """What the planner is asked for a run.
+    """The request of a run to the planner.
 
     `mean_response` is the mean tokens of a response, by default half of the maximum; that of prompts is half of theirs.
     """

@@ -27,7 +27,7 @@ _MOST_UNEVEN = 1.13
 
 @dataclass(frozen=True)
 class Limits:
-    """What the run allows, besides the model's dimensions."""
+    """Limits that the run sets, in addition to those of the model's dimensions."""
 
     devices_per_node: int
     longest_row: int

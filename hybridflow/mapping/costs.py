@@ -48,7 +48,7 @@ class _Trained:
 
 
 class StepCosts:
-    """What each unit of a request costs on each number of devices."""
+    """The options of each unit of a request on each number of devices."""
 
     def __init__(self, request: Request) -> None:
         self._request = request

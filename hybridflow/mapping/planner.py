@@ -51,7 +51,7 @@ class PlannedStep:
         return [costs.seconds(operation, self.layouts) for operation in self.request.operations]
 
     def phases(self, pool: str) -> list[Phase]:
-        """What the memory of a device of a pool holds in each phase of a step."""
+        """The contents of a device's memory in each phase of a step, for the devices of a pool."""
         costs, (roles, _) = StepCosts(self.request), self.pools[pool]
         return colocated_phases([costs.memory(role, self.layouts) for role in roles], self.request.cluster.device)
 

@@ -1,4 +1,4 @@
-"""What is to be planned: the operations of a step, the models behind its roles, the rows, and the devices."""
+"""The input of the planner: the operations of a step, the models behind its roles, the rows, and the devices."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -2,9 +2,10 @@
 
 import logging
 
+from hybridflow.config.fields import AUTO
 from hybridflow.errors import STRICT, Faults, ResourceError
 from hybridflow.launch.compose.compose import Composed
-from hybridflow.launch.plan.defaults import with_values
+from hybridflow.launch.plan.defaults import saved_settings, with_values
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.plan_request import is_automatic, request_of
 from hybridflow.launch.plan_settings import layout_settings, placement_settings
@@ -28,9 +29,9 @@ def plan_fully(composed: Composed, faults: Faults = STRICT, *, device: str | Non
     found = answer(request_of(plan, trace_step(plan), devices_of(plan)))
     if not found.plans:
         raise _nothing_fits(found)
-    best = found.plans[0]
-    _log(best)
-    return plan_run(with_plan(plan, best), faults, device=plan.device)
+    composed = with_plan(plan, found.plans[0])
+    _log(found.plans[0], composed)
+    return plan_run(composed, faults, device=plan.device)
 
 
 def with_plan(plan: RunPlan, best: PlannedStep) -> Composed:
@@ -48,12 +49,17 @@ def devices_of(plan: RunPlan) -> Cluster:
     return cluster_of(f"{trainer.nodes}x{trainer.devices}x{available_gpus(plan)[0]}")
 
 
-def _log(best: PlannedStep) -> None:
-    for name, (roles, devices) in best.pools.items():
-        logger.info("plan: pool=%s devices=%d roles=%s", name, devices, ",".join(roles))
-    for role, layout in best.layouts.items():
-        logger.info("plan: role=%s %s", role, layout.in_words)
-    logger.info("plan: a step is predicted to take %.3g s", best.seconds)
+def _log(best: PlannedStep, composed: Composed) -> None:
+    """Logs where each role runs, and what differs from the layout with which a resumed checkpoint was trained."""
+    for pool, (roles, devices) in best.pools.items():
+        for role in roles:
+            logger.info("plan: role=%s pool=%s devices=%d %s", role, pool, devices, best.layouts[role].in_words)
+    logger.info("plan: predicted seconds per step: %.3g", best.seconds)
+    saved, now = saved_settings(composed.config), composed.flat()
+    chosen = {key: value for key, value in now.items() if composed.origins.get(key) in (PLAN, AUTO)}
+    changed = [f"{key} {saved[key]} -> {value}" for key, value in chosen.items() if saved.get(key, value) != value]
+    if changed:
+        logger.info("plan: changed since the checkpoint: %s", ", ".join(changed))
 
 
 def _nothing_fits(found: Answer) -> ResourceError:

@@ -1,5 +1,6 @@
 """A Ray cluster of two raylets that were started in other directories than the command, as the documentation says."""
 
+import json
 import os
 import re
 import shlex
@@ -73,6 +74,30 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
         nodes.address = printed[1]
         assert nodes.sh(other.replace("ray start", _ONE_SMALL_DEVICE), cwd=folder / "other") == 0, nodes.said
         yield nodes
+    finally:
+        _end_all_below(sockets)
+        shutil.rmtree(sockets, ignore_errors=True)
+
+
+@contextmanager
+def virtual_devices(count: int) -> Iterator[Mapping[str, str]]:
+    """A Ray cluster with this many virtual devices, and the environment of commands that join it."""
+    sockets = Path(f"/tmp/hv{os.getpid()}")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = kept | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RAY_TMPDIR": str(sockets),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+    }
+    resources = shlex.quote(json.dumps({"hybridflow_device": count}))
+    start = f"ray start --head --port=0 --num-cpus=2 --object-store-memory=200000000 --resources={resources}"
+    try:
+        said = subprocess.run(shlex.split(start), env=environment, check=True, capture_output=True, text=True).stdout
+        printed = re.search(r"--address='([^']+)'", said)
+        assert printed is not None, said
+        yield environment | {"RAY_ADDRESS": printed[1]}
     finally:
         _end_all_below(sockets)
         shutil.rmtree(sockets, ignore_errors=True)

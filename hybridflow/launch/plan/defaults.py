@@ -112,7 +112,7 @@ def with_device_defaults(composed: Composed, device: str) -> Composed:
 
 def with_schedule_steps(composed: Composed) -> Composed:
     """The same run with `optimizer.schedule_steps` filled in: from the checkpoint it resumes, or its total steps."""
-    config, saved = composed.config, _saved(composed.config)
+    config, saved = composed.config, saved_settings(composed.config)
     saved = {} if is_other_run(saved, composed.redacted()) else saved
     changed: dict[str, Training] = {}
     origins = dict(composed.origins)
@@ -153,7 +153,7 @@ def resolved(config: Experiment, device: str) -> Experiment:
     return sealed(filled)
 
 
-def _saved(config: Experiment) -> dict[str, object]:
+def saved_settings(config: Experiment) -> dict[str, object]:
     """The settings of the run that is resumed; empty for a new run."""
     if config.trainer.resume == "never":
         return {}
@@ -165,7 +165,7 @@ def _saved(config: Experiment) -> dict[str, object]:
 def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *, wants: bool) -> Composed:
     """The same run; the origin of `algorithm.old_logprobs=auto` states its resolved value, which is also logged."""
     algorithm, key = composed.config.algorithm, "algorithm.old_logprobs"
-    is_chosen = algorithm.old_logprobs is not OldLogprobs.auto
+    is_chosen = algorithm.old_logprobs is not OldLogprobs.auto or ";" in composed.origins[key]
     if is_chosen or dataflow.provides is None or not learns_from_samples(dataflow):
         return composed
     if wants:

@@ -52,8 +52,8 @@ def layer_parameters(model: ModelGeometry) -> tuple[int, int]:
 def forward_flops(use: ModelUse, tokens: float, squared_lengths: float) -> float:
     """FLOPs of a forward pass over rows with this sum of lengths and this sum of squared lengths.
 
-    2 per parameter and token; causal attention adds (query width + value width) per squared length and layer that is not
-    linear.
+    2 per parameter and token; causal attention adds (query width + value width) per squared length and layer, except in
+    layers with linear attention.
     """
     model = use.geometry
     head = model.hidden * model.vocab if use.has_language_head else 0

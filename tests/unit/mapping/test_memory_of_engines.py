@@ -122,7 +122,7 @@ def test_a_layer_keeps_the_tensors_that_are_counted(stepped_engine, architecture
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_the_peak_of_an_update_is_predicted(toy_dir, architecture, dtype, recomputes):
     """Every tensor that PyTorch allocates during the second update counts until it is freed."""
-    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_hidden_layers": 8}
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 8, "num_hidden_layers": 4}
     path = toy_dir(architecture, max_position_embeddings=1024, **sizes)
     engine = language_engine(path, dtype=dtype, gradient_checkpointing=recomputes, microbatch_tokens=TOKENS)
     batch = sequences((1,) * 3, (TOKENS - 1,) * 3)
@@ -146,7 +146,7 @@ class LiveTensors(TorchDispatchMode):
         super().__init__()
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._live: dict[int, int] = {}
-        self.peak = 0
+        self._total = self.peak = 0
 
     def __torch_dispatch__(
         self, function: Callable, types: object, arguments: tuple = (), settings: Mapping[str, Any] | None = None
@@ -161,8 +161,12 @@ class LiveTensors(TorchDispatchMode):
         if storage._cdata in self._known or storage._cdata in self._live:
             return
         self._live[storage._cdata] = storage.nbytes()
-        weakref.finalize(storage, self._live.pop, storage._cdata, None)
-        self.peak = max(self.peak, sum(self._live.values()))
+        self._total += storage.nbytes()
+        self.peak = max(self.peak, self._total)
+        weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, storage: int) -> None:
+        self._total -= self._live.pop(storage, 0)
 
 
 def state_bytes(engine: SingleEngine) -> int:

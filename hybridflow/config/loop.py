@@ -56,11 +56,12 @@ class Trainer(Section):
     """local: workers in this process; ray: one process per device; auto: local for one device, else ray."""
 
     devices: Annotated[int, AT_LEAST_1_OR_AUTO] = 1
-    """Devices per node. auto (0): all devices of the Ray cluster, or without one those of this machine; a CPU without a
-    cluster is one device. The layout of each role follows, as with `trainer.parallelism=auto`."""
+    """Devices per node. auto (0): all devices of the Ray cluster or, without one, of this machine (without a cluster, a
+    CPU is one device), with the layouts of `trainer.parallelism=auto`."""
 
     parallelism: ParallelismKind = ParallelismKind.given
-    """auto: the parallel sizes of all roles are those with the shortest predicted step; sizes that are set are kept."""
+    """given: the sizes in each role's section. auto: hybridflow chooses the layouts of all roles with the shortest predicted
+    step and keeps sizes that you set."""
 
     nodes: Annotated[int, AT_LEAST_1] = 1
     """Number of nodes."""

@@ -41,9 +41,9 @@ class Placement(Section):
     """See `Section.word`."""
 
     kind: PlacementKind = PlacementKind.given
-    """given: as `pools` and `roles` say. Otherwise the placement with the shortest predicted step, among those with one
-    pool (colocated), two pools (split), a pool per model (standalone; the rollout may share the actor's), or any (auto,
-    which chooses all parallel sizes as well). `placement=split` sets it."""
+    """given: `pools` and `roles` define the placement. Otherwise hybridflow chooses the one with the shortest predicted
+    step: one pool (colocated), two pools (split), one pool per model, except that the rollout may share the actor's
+    (standalone), or any placement, with all parallel sizes (auto). `placement=split` sets it."""
 
     pools: dict[str, Pool] = field(default_factory=dict)
     """Pools by name."""
@@ -60,8 +60,8 @@ class Parallelism(Section):
     """See `Section.word`."""
 
     kind: ParallelismKind = ParallelismKind.given
-    """given: the sizes below. auto: those with the shortest predicted step; sizes that are set are kept.
-    `SECTION.parallelism=auto` sets it."""
+    """given: the sizes below. auto: hybridflow chooses those with the shortest predicted step and keeps sizes that you set;
+    `actor.parallelism=auto` sets it for the actor."""
 
     tensor: Annotated[int, AT_LEAST_1] = 1
     """Tensor-parallel size: devices that share each matrix (fsdp, megatron)."""
@@ -96,8 +96,8 @@ class RolloutParallelism(Section):
     """See `Section.word`."""
 
     kind: ParallelismKind = ParallelismKind.given
-    """given: the sizes below. auto: those with the shortest predicted step; sizes that are set are kept.
-    `SECTION.parallelism=auto` sets it."""
+    """given: the sizes below. auto: hybridflow chooses those with the shortest predicted step and keeps sizes that you set;
+    `rollout.parallelism=auto` sets it."""
 
     tensor: Annotated[int, AT_LEAST_1] = 1
     """Tensor-parallel size: devices that share each matrix (vllm)."""

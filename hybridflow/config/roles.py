@@ -40,11 +40,11 @@ class Role(Section):
     """How the model is parallelized over the devices of its pool."""
 
     microbatch_tokens: Annotated[int | None, AT_LEAST_1] = None
-    """Maximum number of tokens per forward pass on each device; null: as the actor, for a critic as `critic`, and for a
-    reward model as `reward`."""
+    """Maximum number of tokens per forward pass on each device; null: that of `actor`, for a critic that of `critic`, and
+    for a reward model that of `reward`."""
 
     offload_parameters: bool | None = None
-    """Offload the weights to CPU while the role is idle; null: as for `microbatch_tokens`."""
+    """Offload the weights to CPU while the role is idle; null: that of the same section as for `microbatch_tokens`."""
 
     functions: list[str] = field(default_factory=list)
     """Reward functions, for the kinds reward_function and reward_model."""

@@ -60,8 +60,8 @@ class Trainer(Section):
     CPU is one device), with the layouts of `trainer.parallelism=auto`."""
 
     parallelism: ParallelismKind = ParallelismKind.given
-    """given: the sizes in each role's section. auto: hybridflow chooses the layouts of all roles with the shortest predicted
-    step and keeps sizes that you set."""
+    """given: the sizes in each role's section. auto: hybridflow chooses the layouts of all roles, for the shortest
+    predicted step, and keeps sizes that you set."""
 
     nodes: Annotated[int, AT_LEAST_1] = 1
     """Number of nodes."""

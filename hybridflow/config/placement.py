@@ -60,8 +60,8 @@ class Parallelism(Section):
     """See `Section.word`."""
 
     kind: ParallelismKind = ParallelismKind.given
-    """given: the sizes below. auto: hybridflow chooses those with the shortest predicted step and keeps sizes that you set;
-    `actor.parallelism=auto` sets it for the actor."""
+    """given: the sizes below. auto: hybridflow chooses those with the shortest predicted step, and keeps sizes that you
+    set. `actor.parallelism=auto` sets it for the actor."""
 
     tensor: Annotated[int, AT_LEAST_1] = 1
     """Tensor-parallel size: devices that share each matrix (fsdp, megatron)."""
@@ -96,8 +96,8 @@ class RolloutParallelism(Section):
     """See `Section.word`."""
 
     kind: ParallelismKind = ParallelismKind.given
-    """given: the sizes below. auto: hybridflow chooses those with the shortest predicted step and keeps sizes that you set;
-    `rollout.parallelism=auto` sets it."""
+    """given: the sizes below. auto: hybridflow chooses those with the shortest predicted step, and keeps sizes that you
+    set. `rollout.parallelism=auto` sets it."""
 
     tensor: Annotated[int, AT_LEAST_1] = 1
     """Tensor-parallel size: devices that share each matrix (vllm)."""

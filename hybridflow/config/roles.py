@@ -40,8 +40,8 @@ class Role(Section):
     """How the model is parallelized over the devices of its pool."""
 
     microbatch_tokens: Annotated[int | None, AT_LEAST_1] = None
-    """Maximum number of tokens per forward pass on each device; null: that of `actor`, for a critic that of `critic`, and
-    for a reward model that of `reward`."""
+    """Maximum number of tokens per forward pass on each device; null: that of `actor`, for a critic of `critic`, for a
+    reward model of `reward`."""
 
     offload_parameters: bool | None = None
     """Offload the weights to CPU while the role is idle; null: that of the same section as for `microbatch_tokens`."""

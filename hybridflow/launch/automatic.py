@@ -3,7 +3,8 @@
 import logging
 
 from hybridflow.config.fields import AUTO
-from hybridflow.errors import STRICT, Faults, ResourceError
+from hybridflow.config.placement import PlacementKind
+from hybridflow.errors import STRICT, ConfigError, Faults, ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.defaults import saved_settings, with_values
 from hybridflow.launch.plan.plan import RunPlan, plan_run
@@ -26,6 +27,7 @@ def plan_fully(composed: Composed, faults: Faults = STRICT, *, device: str | Non
     plan = plan_run(composed, faults, device=device)
     if not is_automatic(plan):
         return plan
+    _check_not_placed_twice(plan)
     found = answer(request_of(plan, trace_step(plan), devices_of(plan)))
     if not found.plans:
         raise _nothing_fits(found)
@@ -47,6 +49,16 @@ def devices_of(plan: RunPlan) -> Cluster:
     if plan.device == "cpu":
         return cluster_of(f"{trainer.nodes}x{trainer.devices}xcpu")
     return cluster_of(f"{trainer.nodes}x{trainer.devices}x{available_gpus(plan)[0]}")
+
+
+def _check_not_placed_twice(plan: RunPlan) -> None:
+    kind, keys = plan.config.placement.kind, plan.composed.user_keys
+    own = sorted(key for key in keys if key.startswith(("placement.pools", "placement.roles")))
+    if own and kind is not PlacementKind.given:
+        raise ConfigError(
+            f"placement={kind.name} lets hybridflow choose the pools, but {', '.join(own)} is set.",
+            remedy="Leave out one of them.",
+        )
 
 
 def _log(best: PlannedStep, composed: Composed) -> None:

@@ -141,7 +141,10 @@ def _rollout(plan: RunPlan) -> PlannedRollout | None:
     if not plan.generates or Sampler not in {need.kind for need in role_needs(plan.dataflow).values()}:
         return None
     sizes = {name: vars(config.rollout.parallelism)[name] for name in ROLLOUT_SIZES}
-    given = _given(plan, ROLLOUT, {f"rollout.parallelism.{name}": name for name in sizes}, sizes)
+    keys = {f"rollout.parallelism.{name}": name for name in sizes}
+    if config.rollout.max_sequences is not None:
+        keys["rollout.max_sequences"], sizes["max_sequences"] = "max_sequences", config.rollout.max_sequences
+    given = _given(plan, ROLLOUT, keys, sizes)
     has_fraction = "rollout.vllm.gpu_memory_fraction" in plan.composed.user_keys or not is_auto(plan, ROLLOUT)
     return PlannedRollout(
         role=ROLLOUT,

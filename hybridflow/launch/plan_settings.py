@@ -44,7 +44,7 @@ def layout_settings(plan: RunPlan, found: PlannedStep) -> dict[str, object]:
     roles = {role.name: role for role in plan.roles}
     for name, layout in found.layouts.items():
         if isinstance(layout, RolloutLayout):
-            settings |= _rollout(layout, found) if is_auto(plan, ROLLOUT) else {}
+            settings |= _rollout(plan, layout, found) if is_auto(plan, ROLLOUT) else {}
         elif is_auto(plan, section_of(plan, name)):
             settings |= _training(plan, roles[name], layout)
     return settings
@@ -70,9 +70,10 @@ def _training(plan: RunPlan, role: RoleSpec, layout: TrainingLayout) -> dict[str
     return settings | _with_prefix(f"{section}.parallelism", sizes)
 
 
-def _rollout(layout: RolloutLayout, found: PlannedStep) -> dict[str, object]:
+def _rollout(plan: RunPlan, layout: RolloutLayout, found: PlannedStep) -> dict[str, object]:
     settings = _with_prefix("rollout.parallelism", {name: vars(layout)[name] for name in ROLLOUT_SIZES})
-    settings["rollout.max_sequences"] = layout.max_sequences
+    if "rollout.max_sequences" not in plan.composed.user_keys:
+        settings["rollout.max_sequences"] = layout.max_sequences
     rollout, device = found.request.rollout, found.request.cluster.device
     if layout.engine == RolloutKind.vllm and device.name != "CPU" and rollout is not None:
         memory = rollout_memory(rollout.use, layout)

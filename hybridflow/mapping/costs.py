@@ -200,7 +200,7 @@ class StepCosts:
             rollout.use, rollout.engine, num_devices, limits, rollout.given, is_colocated=is_colocated
         ):
             rows = max(1, work.rows // bare.replicas)
-            most = rollout_traits(rollout.engine).sequences_on_gpus
+            most = rollout.given.among("max_sequences", [rollout_traits(rollout.engine).sequences_on_gpus])[0]
             layout = replace(bare, max_sequences=min(most, rows), sleeps=is_colocated)
             needed = layout.max_sequences * work.longest_row * cache_bytes_per_token(rollout.use, layout)
             for cache_bytes in self._cache_sizes(rollout, layout, needed):

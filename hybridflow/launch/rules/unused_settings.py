@@ -19,7 +19,9 @@ from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.named_functions import PREFERENCE_NUMBERS, NamedFunction
 from hybridflow.workers.reward_model import RewardModelRole
 
-_OF_A_REWARD_MODEL = ("model", "model_weight", "process", "engine", "parallelism", "microbatch_tokens")
+_OF_A_REWARD_MODEL = (
+    "model", "model_weight", "process", "engine", "parallelism", "microbatch_tokens", "offload_parameters",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

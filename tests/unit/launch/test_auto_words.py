@@ -5,6 +5,7 @@ import pytest
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.placement import ParallelismKind, PlacementKind
 from hybridflow.errors import ConfigError
+from hybridflow.launch.automatic import plan_fully
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.compose.overrides import given_settings, parse_overrides
@@ -50,6 +51,16 @@ def test_another_word_is_named_with_what_belongs_there(override, message, remedy
         composed(override)
     assert message in found.value.message
     assert remedy in (found.value.remedy or "")
+
+
+def test_the_number_of_concurrent_responses_that_a_user_sets_is_kept():
+    plan = plan_fully(composed("rollout.parallelism=auto", "rollout.max_sequences=4", "trainer.device=cpu"))
+    assert plan.config.rollout.max_sequences == 4
+
+
+def test_pools_of_the_user_and_a_placement_that_is_chosen_are_an_error():
+    with pytest.raises(ConfigError, match=r"placement=split.*placement\.pools\.a\.devices.*Leave out"):
+        plan_fully(composed("placement=split", "placement.pools.a.devices=1", "trainer.device=cpu"))
 
 
 def test_without_a_cluster_a_cpu_is_one_device_and_a_record_asks_again(tmp_path):

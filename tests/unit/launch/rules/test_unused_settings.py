@@ -46,6 +46,7 @@ UNUSED = [
     ("ppo", "critic.parallelism.sequence_parallel=true", "critic.engine=auto"),
     ("ppo", "rollout.vllm.kv_cache_mb=64", "rollout.engine=transformers"),
     ("ppo", "reward.model_weight=2.0", "no reward model"),
+    ("ppo", "reward.offload_parameters=true", "no reward model"),
     ("ppo", "actor.lora.alpha=8.0", "actor.lora.rank=0"),
     ("ppo algorithm=grpo", "algorithm.lam=0.9", "algorithm.advantage=grpo does not read it"),
     ("ppo algorithm=grpo", "algorithm.value_clip=0.5", "has no critic"),

@@ -5,20 +5,13 @@ from xml.sax.saxutils import escape
 
 from hybridflow.graph.geometry import Band, Box, Layout, laid_out, line_y
 from hybridflow.graph.trace import Trace
-from hybridflow.observability.role_colors import DARK, LIGHT
+from hybridflow.observability.drawing import styles
 
 _STYLE = """
-  .page { fill: #fbfbfd; } .band { fill: #f1f2f7; stroke: #dcdfe9; } .card { fill: #ffffff; stroke: #c9cddb; }
-  text { font-family: ui-sans-serif, system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
-         font-size: 12px; fill: #1c2030; }
-  .mono { font-family: ui-monospace, "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 11px; }
-  .title { font-size: 19px; font-weight: 650; } .name { font-size: 13px; font-weight: 650; }
-  .soft { fill: #5c6378; } .middle { text-anchor: middle; } .wire { fill: none; stroke-width: 1.6; }
-  .hollow { fill: none; stroke: #8b92a7; stroke-width: 1.4; }
+  .wire { fill: none; stroke-width: 1.6; } .hollow { fill: none; stroke: #8b92a7; stroke-width: 1.4; }
 """
 _DARK_STYLE = """
-  .page { fill: #12141b; } .band { fill: #191c26; stroke: #2b3040; } .card { fill: #222633; stroke: #414759; }
-  text { fill: #e9ebf3; } .soft { fill: #a1a8bd; } .hollow { stroke: #7d859b; }
+  .hollow { stroke: #7d859b; }
 """
 _CORNER = 5.0
 
@@ -35,7 +28,7 @@ def svg_drawing(trace: Trace) -> str:
         f' viewBox="0 0 {layout.width:.0f} {height:.0f}" role="img" aria-labelledby="title description">',
         f'<title id="title">{escape(trace.title)}</title>',
         f'<desc id="description">{escape(description)}</desc>',
-        _styles(sorted(set(numbers.values()))),
+        styles(sorted(set(numbers.values())), _STYLE, _DARK_STYLE),
         f'<rect class="page" width="{layout.width:.0f}" height="{height:.0f}" rx="14"/>',
         f'<text class="title" x="24" y="40">{escape(trace.title)}</text>',
         f'<text class="soft" x="24" y="62">{escape(trace.purpose)}</text>',
@@ -47,16 +40,6 @@ def svg_drawing(trace: Trace) -> str:
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _styles(numbers: Sequence[int]) -> str:
-    def colors(of: Sequence[str]) -> str:
-        return "\n".join(f"  .s{n} {{ stroke: {of[n]}; }} .f{n} {{ fill: {of[n]}; }}" for n in numbers)
-
-    return (
-        f"<style>{_STYLE}{colors(LIGHT)}\n"
-        f"  @media (prefers-color-scheme: dark) {{{_DARK_STYLE}{colors(DARK)}\n  }}\n</style>"
-    )
 
 
 def _axis(layout: Layout) -> Iterator[str]:

@@ -60,14 +60,15 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     composed = compose_run(with_files(files, typed, config_name=command.trainer), config_name=command.trainer)
     with ended_by_signals():  # only now, so that a wrong setting is reported before torch is loaded
         from hybridflow.launch.planning import plan_on, run_file
-        from hybridflow.mapping.explanation import as_json, text_of
+        from hybridflow.mapping.explanation import as_json
+        from hybridflow.mapping.explanation_text import text_of
         from hybridflow.mapping.figure import svg_of
 
     plan, answer = plan_on(composed, arguments.on, mean_response=arguments.mean_response)
     if arguments.json:
-        PlainConsole(highlight=False).print(json.dumps(as_json(answer), indent=2), soft_wrap=True)
+        PlainConsole(highlight=False).print(json.dumps(as_json(answer), indent=2), markup=False, soft_wrap=True)
     else:
-        PlainConsole(highlight=False).print(text_of(answer))
+        PlainConsole(highlight=False).print(text_of(answer), markup=False, soft_wrap=True, end="")
     for file, option, content in (
         (arguments.figure, "--figure", lambda: svg_of(answer.plans[0])),
         (arguments.save, "--save", lambda: run_file(plan, answer.plans[0])),

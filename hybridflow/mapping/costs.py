@@ -9,7 +9,7 @@ import numpy as np
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.traits import rollout_traits
-from hybridflow.mapping.candidates import Limits, rollout_layouts, saving_settings, training_layouts
+from hybridflow.mapping.candidates import SAVING, Limits, rollout_layouts, saving_settings, training_layouts
 from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
 from hybridflow.mapping.memory.phases import RoleMemory
 from hybridflow.mapping.memory.rollout import rollout_memory
@@ -105,6 +105,32 @@ class StepCosts:
         own = layouts.get(rollout.role) if rollout is not None and rollout.actor == role else None
         shares = isinstance(own, RolloutLayout) and own.is_colocated and not self._models[role].use.lora_rank
         return training_memory(role, self._models[role].use, layout, self._request.workload, shares_weights=shares)
+
+    def least_layout(self, role: str, num_devices: int) -> TrainingLayout | RolloutLayout | None:
+        """The layout of a role with the least memory per device, whether or not it fits; None if no layout exists."""
+        rollout, work = self._rollout, self._request.workload
+        if rollout is not None and rollout.role == role:
+            most = min(rollout_traits(rollout.engine).sequences_on_gpus, work.rows)
+            bare = rollout_layouts(
+                rollout.use, rollout.engine, num_devices, self._limits, rollout.given, is_colocated=True
+            )
+            layouts = [
+                replace(
+                    each, max_sequences=most, cache_bytes=work.longest_row * cache_bytes_per_token(rollout.use, each)
+                )
+                for each in bare
+            ]
+        else:
+            model = self._models[role]
+            saving = SAVING if model.use.is_trained else ("offload_parameters",)
+            given = replace(model.given, values={**dict.fromkeys(saving, True), **model.given.values})
+            layouts = training_layouts(model.use, num_devices, model.engines, self._limits, given)
+
+        def size(layout: TrainingLayout | RolloutLayout) -> float:
+            memory = self.memory(role, {role: layout})
+            return memory.resident_bytes + memory.extra_bytes
+
+        return min(layouts, key=size, default=None)
 
     def _trained(self, role: str, num_devices: int, *, shares_weights: bool) -> list[_Trained]:
         """The layouts of a model, without those that another is no worse than in every respect."""

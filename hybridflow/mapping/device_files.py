@@ -72,6 +72,11 @@ def find_device(text: str) -> Cluster:
     return _cluster(name, found[name], f"{path}: {name}")
 
 
+def known_devices() -> list[Cluster]:
+    """The known kinds of devices, as clusters of one."""
+    return [_known_device(name) for name in _known()]
+
+
 def _known_device(name: str) -> Cluster:
     entries = _known()
     names = {_plain(each): key for key, entry in entries.items() for each in (key, *entry.get("also", ()))}

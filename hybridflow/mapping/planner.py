@@ -7,7 +7,7 @@ from functools import cached_property
 from hybridflow.config.placement import PlacementKind
 from hybridflow.mapping import partitions
 from hybridflow.mapping.costs import Layouts, StepCosts
-from hybridflow.mapping.memory.phases import Phase, colocated_phases
+from hybridflow.mapping.memory.phases import Phase, RoleMemory, colocated_phases
 from hybridflow.mapping.operations import OperationKind
 from hybridflow.mapping.partitions import Restrictions
 from hybridflow.mapping.request import Request
@@ -50,10 +50,13 @@ class PlannedStep:
         costs = StepCosts(self.request)
         return [costs.seconds(operation, self.layouts) for operation in self.request.operations]
 
+    def memory(self, role: str) -> RoleMemory:
+        """The memory of a role on each of its devices."""
+        return StepCosts(self.request).memory(role, self.layouts)
+
     def phases(self, pool: str) -> list[Phase]:
         """The contents of a device's memory in each phase of a step, for the devices of a pool."""
-        costs, (roles, _) = StepCosts(self.request), self.pools[pool]
-        return colocated_phases([costs.memory(role, self.layouts) for role in roles], self.request.cluster.device)
+        return colocated_phases([self.memory(role) for role in self.pools[pool][0]], self.request.cluster.device)
 
     def _name_of(self, roles: Sequence[str]) -> str:
         rollout = self.request.rollout

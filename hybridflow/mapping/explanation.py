@@ -1,0 +1,327 @@
+"""The planner's answer as facts: the step, its calls and memory, other placements, and what would change it.
+
+`as_json` is the whole explanation as plain data; `explanation_text.py` writes it for people, `figure.py` draws a step.
+"""
+
+from dataclasses import asdict, dataclass
+
+from hybridflow.mapping.changes import Changed, Shortage, faster, fitting, least_devices, shortages
+from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
+from hybridflow.mapping.memory.phases import ENGINES, Phase
+from hybridflow.mapping.planner import Answer, PlannedStep
+from hybridflow.mapping.request import Request
+from hybridflow.mapping.timing.seconds import Seconds
+from hybridflow.models.geometry import parameter_count
+
+CONTENTS = {
+    "weights": ("weights of ",),
+    "optimizer": ("optimizer of ",),
+    "gradients": ("gradients",),
+    "activations": ("activations", "logits"),
+    "KV cache": ("cache",),
+    "buffers": ("",),
+}
+"""The kinds of contents of a device's memory, by the beginnings of the parts' names; the last takes all others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The request that was planned."""
+
+    title: str
+    device: str
+    num_devices: int
+    devices_per_node: int
+    device_memory_bytes: int
+    parameters: dict[str, int]
+    """By role."""
+
+    tokens_per_step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedCall:
+    """One call of the step."""
+
+    name: str
+    role: str
+    pool: str | None
+    """None if it needs no device."""
+
+    start_seconds: float
+    end_seconds: float
+    seconds: float
+    share: float
+    """The fraction of the step."""
+
+    parts_seconds: dict[str, float]
+    is_critical: bool
+    """Whether the step would be shorter if this call were."""
+
+    @property
+    def largest_part(self) -> str | None:
+        """The part that takes most of the call."""
+        return max(self.parts_seconds, key=self.parts_seconds.__getitem__) if self.parts_seconds else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryPhase:
+    """One phase of a step on a device of a pool."""
+
+    name: str
+    total_bytes: float
+    free_bytes: float
+    """Negative if it does not fit."""
+
+    parts_bytes: dict[str, float]
+
+    @property
+    def contents(self) -> dict[str, float]:
+        """Bytes of each kind of contents, without what the process itself takes."""
+        sizes = dict.fromkeys(CONTENTS, 0.0)
+        for part, size in self.parts_bytes.items():
+            if part != ENGINES:
+                sizes[next(name for name, starts in CONTENTS.items() if part.startswith(starts))] += size
+        return sizes
+
+    @classmethod
+    def of(cls, phase: Phase, cluster: Cluster) -> "MemoryPhase":
+        """The phase on a device of the cluster; the largest part first."""
+        parts = dict(sorted(phase.parts.items(), key=lambda part: -part[1]))
+        free = -phase.shortage(cluster.device)
+        return cls(name=phase.name, total_bytes=phase.total, free_bytes=free, parts_bytes=parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRole:
+    """A role of a pool and its layout."""
+
+    role: str
+    layout: str
+    sizes: dict[str, object]
+    """The fields of the layout."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPool:
+    """A pool of devices."""
+
+    name: str
+    num_devices: int
+    roles: list[PlannedRole]
+    idle_fraction: float
+    memory: list[MemoryPhase]
+    host_bytes: float
+    """In the memory of the node, for each device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepFacts:
+    """A plan with everything that the cost models say about it."""
+
+    seconds: float
+    tokens_per_second: float
+    idle_devices: int
+    pools: list[PlannedPool]
+    calls: list[PlannedCall]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The best plan of a placement."""
+
+    name: str
+    kinds: list[str]
+    pool_devices: dict[str, int]
+    seconds: float
+    longer_seconds: float
+    """Compared with the best plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluatedChange:
+    """The best plan with one change of the request."""
+
+    change: str
+    device: str
+    num_devices: int
+    placement: str
+    seconds: float
+    saved_seconds: float | None
+    """None if nothing fits without the change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeededMemory:
+    """The memory that roles need at least on each of some devices."""
+
+    roles: list[str]
+    num_devices: int
+    memory: MemoryPhase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Everything about an answer."""
+
+    asked: Asked
+    fits: bool
+    step: StepFacts | None
+    """None if nothing fits."""
+
+    bottleneck: str | None
+    """The critical call with the most seconds."""
+
+    placements: list[Placement]
+    """The best ones, the shortest step first, and the best of each kind."""
+
+    changes: list[EvaluatedChange]
+    """Single changes that were tried and help, the best first: they shorten the step or, if nothing fits, make it fit
+    on fewer devices than more of the same kind."""
+
+    least_devices: EvaluatedChange | None
+    """If nothing fits, the smallest number of devices of this kind on which it does."""
+
+    needed: list[NeededMemory]
+    """If nothing fits, what roles need at least, by themselves and then all together."""
+
+
+def explain(found: Answer) -> Explanation:
+    """The explanation of an answer. Each change that it evaluates takes a search."""
+    request = found.request
+    if not found.plans:
+        least = least_devices(request)
+        return Explanation(
+            asked=_asked(request),
+            fits=False,
+            step=None,
+            bottleneck=None,
+            placements=[],
+            changes=[_evaluated(each, None) for each in fitting(request, least)],
+            least_devices=None if least is None else _evaluated(Changed("more devices", least), None),
+            needed=[_needed(each, request.cluster) for each in shortages(request)],
+        )
+    best = found.plans[0]
+    facts = step_facts(best)
+    critical = [call for call in facts.calls if call.is_critical]
+    return Explanation(
+        asked=_asked(request),
+        fits=True,
+        step=facts,
+        bottleneck=max(critical, key=lambda call: call.seconds).name if critical else None,
+        placements=_placements(found),
+        changes=[_evaluated(each, best) for each in faster(best)],
+        least_devices=None,
+        needed=[],
+    )
+
+
+def as_json(found: Answer) -> dict[str, object]:
+    """The explanation of an answer as plain data, with units in the names of the keys."""
+    return asdict(explain(found))
+
+
+def step_facts(step: PlannedStep) -> StepFacts:
+    """Everything about one plan."""
+    times, idle = step.plan.schedule, step.plan.schedule.idle_fractions
+    return StepFacts(
+        seconds=step.seconds,
+        tokens_per_second=step.request.workload.tokens / step.seconds if step.seconds else 0.0,
+        idle_devices=step.plan.idle_devices,
+        pools=[_pool(step, name, fraction) for name, fraction in zip(step.pools, idle, strict=True)],
+        calls=[
+            _call(step, position, parts, start, end)
+            for position, (parts, start, end) in enumerate(
+                zip(step.operation_seconds(), times.starts, times.ends, strict=True)
+            )
+        ],
+    )
+
+
+def _asked(request: Request) -> Asked:
+    cluster, rollout = request.cluster, request.rollout
+    uses = {model.role: model.use for model in request.models} | ({rollout.role: rollout.use} if rollout else {})
+    return Asked(
+        title=request.title,
+        device=cluster.device.name,
+        num_devices=cluster.num_devices,
+        devices_per_node=cluster.devices_per_node,
+        device_memory_bytes=cluster.device.memory_bytes,
+        parameters={role: parameter_count(use.geometry) for role, use in uses.items()},
+        tokens_per_step=request.workload.tokens,
+    )
+
+
+def _call(step: PlannedStep, position: int, parts: Seconds, start: float, end: float) -> PlannedCall:
+    operation = step.request.operations[position]
+    # The search bounds the seconds of a transfer between pools; its parts share these.
+    scale = (end - start) / parts.total if parts.total else 0.0
+    return PlannedCall(
+        name=operation.name,
+        role=operation.role,
+        pool=next((name for name, (roles, _) in step.pools.items() if operation.role in roles), None),
+        start_seconds=start,
+        end_seconds=end,
+        seconds=end - start,
+        share=(end - start) / step.seconds if step.seconds else 0.0,
+        parts_seconds={
+            name: own * scale for name, own in sorted(parts.parts.items(), key=lambda part: -part[1]) if own
+        },
+        is_critical=position in step.plan.schedule.critical,
+    )
+
+
+def _pool(step: PlannedStep, name: str, idle_fraction: float) -> PlannedPool:
+    roles, num_devices = step.pools[name]
+    return PlannedPool(
+        name=name,
+        num_devices=num_devices,
+        roles=[_role(role, step.layouts[role]) for role in roles],
+        idle_fraction=idle_fraction,
+        memory=[MemoryPhase.of(phase, step.request.cluster) for phase in step.phases(name)],
+        host_bytes=sum(step.memory(role).host_bytes for role in roles),
+    )
+
+
+def _role(role: str, layout: TrainingLayout | RolloutLayout) -> PlannedRole:
+    return PlannedRole(role=role, layout=layout.in_words, sizes={**vars(layout), "engine": _name(layout)})
+
+
+def _name(layout: TrainingLayout | RolloutLayout) -> str:
+    return layout.engine.name if isinstance(layout, TrainingLayout) else layout.engine
+
+
+def _placements(found: Answer) -> list[Placement]:
+    steps = {step.plan.name: step for step in [*found.plans, *found.best_of_kind.values()]}
+    return [
+        Placement(
+            name=name,
+            kinds=[kind.name for kind in step.plan.kinds],
+            pool_devices=_devices(step),
+            seconds=step.seconds,
+            longer_seconds=step.seconds - found.plans[0].seconds,
+        )
+        for name, step in sorted(steps.items(), key=lambda item: item[1].seconds)
+    ]
+
+
+def _devices(step: PlannedStep) -> dict[str, int]:
+    return {name: devices for name, (_, devices) in step.pools.items()}
+
+
+def _evaluated(changed: Changed, best: PlannedStep | None) -> EvaluatedChange:
+    step = changed.step
+    return EvaluatedChange(
+        change=changed.words,
+        device=step.request.cluster.device.name,
+        num_devices=step.request.cluster.num_devices,
+        placement=step.plan.name,
+        seconds=step.seconds,
+        saved_seconds=None if best is None else best.seconds - step.seconds,
+    )
+
+
+def _needed(shortage: Shortage, cluster: Cluster) -> NeededMemory:
+    memory = MemoryPhase.of(shortage.phase, cluster)
+    return NeededMemory(roles=list(shortage.roles), num_devices=shortage.num_devices, memory=memory)

@@ -1,0 +1,175 @@
+"""The planner's answer for people: plain columns, at most `WIDTH` wide, the same on a terminal and in a pipe."""
+
+from collections.abc import Iterator, Sequence
+from textwrap import fill
+
+from hybridflow.mapping.changes import MOST_DEVICES
+from hybridflow.mapping.explanation import Asked, EvaluatedChange, Explanation, MemoryPhase, StepFacts, explain
+from hybridflow.mapping.memory.phases import gib
+from hybridflow.mapping.planner import Answer
+from hybridflow.observability.formatting import columns, count, counted, percent, short, spoken_duration
+from hybridflow.observability.printable import printable
+
+WIDTH = 120
+
+CAUSES = {
+    "matrix": "matrix products",
+    "memory": "memory bandwidth",
+    "tensor": "tensor-parallel all-reduces",
+    "expert": "expert-parallel all-to-alls",
+    "sequence": "sequence-parallel all-to-alls",
+    "latency": "launches and latencies",
+    "gathers": "gathering weights",
+    "stages": "sending between stages",
+    "bubbles": "pipeline bubbles",
+    "gradients": "reducing gradients",
+    "optimizer": "memory bandwidth of optimizer steps",
+    "offload": "moving offloaded state",
+    "prefill": "prefill of prompts",
+    "weights": "reading weights to decode",
+    "cache": "reading the KV cache",
+    "transfer": "the links",
+}
+"""The parts of an operation's seconds, as what the operation is bound by."""
+
+
+def text_of(found: Answer) -> str:
+    """The explanation of an answer."""
+    explained = explain(found)
+    parts = _fitting(explained, explained.step) if explained.step is not None else _impossible(explained)
+    lines = (line for part in [*_title(explained.asked), *parts] for line in part.split("\n"))
+    wrapped = (fill(line, WIDTH, subsequent_indent="    ") if len(line) > WIDTH else line for line in lines)
+    return printable("\n".join(wrapped)) + "\n"
+
+
+def _title(asked: Asked) -> Iterator[str]:
+    roles: dict[str, list[str]] = {}
+    for role, parameters in asked.parameters.items():
+        roles.setdefault(count(parameters), []).append(role)
+    models = "; ".join(f"{', '.join(names)}: {size} parameters" for size, names in roles.items())
+    yield f"{asked.title} on {_devices(asked.num_devices, asked.devices_per_node, asked.device)}"
+    yield models
+
+
+def _devices(number: int, per_node: int, device: str) -> str:
+    nodes = -(-number // per_node)
+    return f"{number} x {device}" + (f" ({nodes} nodes of {per_node})" if nodes > 1 else "")
+
+
+def _fitting(explained: Explanation, step: StepFacts) -> Iterator[str]:
+    rate = f"{float(f'{step.tokens_per_second:.2g}'):,.0f}" if step.tokens_per_second >= 10 else "fewer than 10"
+    yield f"It fits: a step takes about {spoken_duration(step.seconds)}, {rate} tokens per second."
+    for pool in step.pools:
+        idle = f", idle for {percent(pool.idle_fraction, 1)} of the step" if pool.idle_fraction > 0 else ""
+        yield f"\npool {pool.name}: {counted(pool.num_devices, 'device')}{idle}"
+        yield from columns([["  " + role.role, role.layout] for role in pool.roles])
+    if step.idle_devices:
+        yield f"\nnot used: {counted(step.idle_devices, 'device')}"
+    yield ""
+    yield from _calls(step)
+    yield ""
+    yield from _memory(explained.asked, step)
+    if len(explained.placements) > 1:
+        yield ""
+        yield from _placements(explained)
+    yield ""
+    yield from _conclusion(explained, step)
+
+
+def _calls(step: StepFacts) -> Iterator[str]:
+    rows = [["call", "pool", "start", "seconds", "share", "critical", "mostly bound by"]]
+    for call in step.calls:
+        part = call.largest_part
+        bound = f"{CAUSES.get(part, part)} ({percent(call.parts_seconds[part], call.seconds)})" if part else "-"
+        numbers = [short(call.start_seconds), short(call.seconds), percent(call.share, 1)]
+        rows.append([call.name, call.pool or "-", *numbers, "yes" if call.is_critical else "no", bound])
+    yield from _table(rows, numbers=(2, 3, 4))
+
+
+def _memory(asked: Asked, step: StepFacts) -> Iterator[str]:
+    card = gib(asked.device_memory_bytes)
+    rows = [["pool", "phase", "GiB", "free", f"contents per device, of {card} GiB"]]
+    for pool in step.pools:
+        for phase in pool.memory:
+            rows.append([pool.name, phase.name, gib(phase.total_bytes), gib(phase.free_bytes), _contents(phase)])
+    yield from _table(rows, numbers=(2, 3))
+    for pool in step.pools:
+        if pool.host_bytes:
+            yield f"In host memory, for each device of pool {pool.name}: {gib(pool.host_bytes)} GiB."
+
+
+def _contents(phase: MemoryPhase) -> str:
+    contents = sorted(phase.contents.items(), key=lambda each: -each[1])
+    return ", ".join(f"{name} {gib(size)}" for name, size in contents if size >= phase.total_bytes / 50)
+
+
+def _placements(explained: Explanation) -> Iterator[str]:
+    rows = [["placement", "kind", "devices", "seconds", "longer"]]
+    for place in explained.placements:
+        devices = " | ".join(map(str, place.pool_devices.values()))
+        longer = f"+{percent(place.longer_seconds, place.seconds - place.longer_seconds)}"
+        is_best = place is explained.placements[0]
+        rows.append(
+            [place.name, ", ".join(place.kinds), devices, short(place.seconds), "chosen" if is_best else longer]
+        )
+    yield from _table(rows, numbers=(3, 4))
+
+
+def _conclusion(explained: Explanation, step: StepFacts) -> Iterator[str]:
+    call = next((call for call in step.calls if call.name == explained.bottleneck), None)
+    if call is not None and call.largest_part:
+        cause = CAUSES.get(call.largest_part, call.largest_part)
+        yield f"Bottleneck: {call.name} takes {percent(call.share, 1)} of the step, and is mostly bound by {cause}."
+    if not explained.changes:
+        yield "No single change that was tried shortens the step."
+        return
+    first, *others = explained.changes
+    yield f"Next best change: {_saving(first)}"
+    yield from (f"Then: {_saving(each)}" for each in others)
+
+
+def _saving(change: EvaluatedChange) -> str:
+    saved = change.saved_seconds or 0.0
+    share = percent(saved, change.seconds + saved)
+    return f"{change.change} saves about {spoken_duration(saved)} of each step ({share})."
+
+
+def _impossible(explained: Explanation) -> Iterator[str]:
+    asked = explained.asked
+    yield "It does not fit. Roles need at least:"
+    yield ""
+    card = gib(asked.device_memory_bytes)
+    rows = [["roles", "devices", "phase", "GiB", "short", f"contents per device, of {card} GiB"]]
+    for need in explained.needed:
+        name = need.roles[0] if len(need.roles) == 1 else "all together"
+        short_by = gib(-need.memory.free_bytes) if need.memory.free_bytes < 0 else "fits"
+        numbers = [gib(need.memory.total_bytes), short_by]
+        rows.append([name, str(need.num_devices), need.memory.name, *numbers, _contents(need.memory)])
+    yield from _table(rows, numbers=(1, 3, 4))
+    yield ""
+    least = explained.least_devices
+    if least is None:
+        yield f"No number of {asked.device} up to {MOST_DEVICES:,} is enough."
+    else:
+        yield (
+            f"The smallest number of {asked.device} that fits: {least.num_devices}, with steps of about"
+            f" {spoken_duration(least.seconds)}."
+        )
+    if explained.changes:
+        yield f"The single change that helps most: {_making_room(explained.changes[0])}"
+        yield from (f"Then: {_making_room(each)}" for each in explained.changes[1:])
+    else:
+        yield "No single change that was tried needs fewer devices."
+
+
+def _making_room(change: EvaluatedChange) -> str:
+    return (
+        f"{change.change}; it then fits on {change.num_devices} x {change.device}, with steps of about"
+        f" {spoken_duration(change.seconds)}."
+    )
+
+
+def _table(rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> list[str]:
+    """Aligned columns; those of numbers to the right."""
+    widths = {column: max(len(row[column]) for row in rows) for column in numbers}
+    return columns([[cell.rjust(widths.get(at, 0)) for at, cell in enumerate(row)] for row in rows])

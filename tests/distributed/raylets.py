@@ -80,8 +80,8 @@ def two_nodes(folder: Path) -> Iterator[TwoNodes]:
 
 
 @contextmanager
-def virtual_devices(count: int) -> Iterator[Mapping[str, str]]:
-    """A Ray cluster with this many virtual devices, and the environment of commands that join it."""
+def virtual_devices(count: int, folder: Path) -> Iterator[Mapping[str, str]]:
+    """A Ray cluster with this many virtual devices, its token in a folder, and the environment of its commands."""
     sockets = Path(f"/tmp/hv{os.getpid()}")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment = kept | {
@@ -90,11 +90,15 @@ def virtual_devices(count: int) -> Iterator[Mapping[str, str]]:
         "RAY_TMPDIR": str(sockets),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_worker_niceness": "0",
+        "RAY_AUTH_MODE": "token",
+        "HOME": str(folder),
     }
     resources = shlex.quote(json.dumps({"hybridflow_device": count}))
     start = f"ray start --head --port=0 --num-cpus=2 --object-store-memory=200000000 --resources={resources}"
     try:
-        said = subprocess.run(shlex.split(start), env=environment, check=True, capture_output=True, text=True).stdout
+        for command in ("ray get-auth-token --generate", start):
+            done = subprocess.run(shlex.split(command), env=environment, check=True, capture_output=True, text=True)
+        said = done.stdout
         printed = re.search(r"--address='([^']+)'", said)
         assert printed is not None, said
         yield environment | {"RAY_ADDRESS": printed[1]}

@@ -1,20 +1,26 @@
 """Placements and layouts that are left to hybridflow: planned for the devices that are there, and logged."""
 
 import logging
+from dataclasses import replace
 
+import torch
+
+from hybridflow.config.derived import num_devices
 from hybridflow.config.fields import AUTO
-from hybridflow.config.placement import PlacementKind
-from hybridflow.errors import STRICT, ConfigError, Faults, ResourceError
+from hybridflow.errors import STRICT, Faults, ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.defaults import saved_settings, with_values
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 from hybridflow.launch.plan_request import is_automatic, request_of
 from hybridflow.launch.plan_settings import layout_settings, placement_settings
-from hybridflow.launch.rules.memory import available_gpus
+from hybridflow.launch.rules.memory import available_gpus, least_unavoidable
 from hybridflow.launch.step_trace import trace_step
+from hybridflow.mapping.changes import least_devices
 from hybridflow.mapping.clusters import cluster_of
+from hybridflow.mapping.device_files import device_like
 from hybridflow.mapping.devices import Cluster
 from hybridflow.mapping.planner import Answer, PlannedStep, answer
+from hybridflow.observability.formatting import counted
 
 logger = logging.getLogger(__name__)
 
@@ -48,17 +54,11 @@ def devices_of(plan: RunPlan) -> Cluster:
     trainer = plan.config.trainer
     if plan.device == "cpu":
         return cluster_of(f"{trainer.nodes}x{trainer.devices}xcpu")
-    return cluster_of(f"{trainer.nodes}x{trainer.devices}x{available_gpus(plan)[0]}")
-
-
-def _check_not_placed_twice(plan: RunPlan) -> None:
-    kind, keys = plan.config.placement.kind, plan.composed.user_keys
-    own = sorted(key for key in keys if key.startswith(("placement.pools", "placement.roles")))
-    if own and kind is not PlacementKind.given:
-        raise ConfigError(
-            f"placement={kind.name} lets hybridflow choose the pools, but {', '.join(own)} is set.",
-            remedy="Leave out one of them.",
-        )
+    gpus = least_unavoidable(available_gpus(plan), num_devices(plan.config))
+    name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ""
+    kind = device_like(name, 0 if gpus is None else gpus.smallest)
+    logger.info("plan: GPUs of kind '%s' are planned as %s", name or "unknown", kind.device.name)
+    return replace(kind, num_devices=num_devices(plan.config), devices_per_node=trainer.devices)
 
 
 def _log(best: PlannedStep, composed: Composed) -> None:
@@ -75,7 +75,11 @@ def _log(best: PlannedStep, composed: Composed) -> None:
 
 
 def _nothing_fits(found: Answer) -> ResourceError:
-    device = found.request.cluster.device
+    request, needed = found.request, least_devices(found.request)
+    cluster = request.cluster
+    more = "" if needed is None else f" The smallest number that fits is {needed.request.cluster.num_devices}."
     return ResourceError(
-        f"No placement fits on {found.request.cluster.num_devices} x {device.name}.", remedy="Use more devices."
+        f"No placement of {request.title} fits on {counted(cluster.num_devices, 'device')} of kind"
+        f" {cluster.device.name}.{more}",
+        remedy="Use more devices. `hybridflow plan` with the same settings says what is missing and what would help.",
     )

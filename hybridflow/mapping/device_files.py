@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,15 @@ def find_device(text: str) -> Cluster:
             f"{path} has no device '{name}'.", remedy=f"{did_you_mean(name, found)}It has: {', '.join(found)}."
         )
     return _cluster(name, found[name], f"{path}: {name}")
+
+
+def device_like(name: str, memory_bytes: int) -> Cluster:
+    """The known device with the name that a driver reports, else the one whose memory is closest; with this memory."""
+    try:
+        found = _known_device(name.lower().replace("geforce", "").replace("tesla", ""))
+    except ConfigError:
+        found = min(known_devices(), key=lambda known: abs(known.device.memory_bytes - memory_bytes))
+    return replace(found, device=replace(found.device, memory_bytes=memory_bytes)) if memory_bytes else found
 
 
 def known_devices() -> list[Cluster]:

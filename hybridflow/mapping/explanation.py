@@ -12,7 +12,7 @@ from hybridflow.mapping.memory.phases import ENGINES, Phase
 from hybridflow.mapping.planner import Answer, PlannedStep
 from hybridflow.mapping.request import Request
 from hybridflow.mapping.timing.seconds import Seconds
-from hybridflow.models.geometry import parameter_count
+from hybridflow.models.geometry import active_parameter_count, parameter_count
 
 CONTENTS = {
     "weights": ("weights of ",),
@@ -36,6 +36,9 @@ class Asked:
     device_memory_bytes: int
     parameters: dict[str, int]
     """By role."""
+
+    active_parameters: dict[str, int]
+    """Those that compute one token, by role."""
 
     tokens_per_step: float
 
@@ -249,6 +252,7 @@ def _asked(request: Request) -> Asked:
         devices_per_node=cluster.devices_per_node,
         device_memory_bytes=cluster.device.memory_bytes,
         parameters={role: parameter_count(use.geometry) for role, use in uses.items()},
+        active_parameters={role: active_parameter_count(use.geometry) for role, use in uses.items()},
         tokens_per_step=request.workload.tokens,
     )
 

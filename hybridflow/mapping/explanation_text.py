@@ -45,8 +45,10 @@ def text_of(found: Answer) -> str:
 def _title(asked: Asked) -> Iterator[str]:
     roles: dict[str, list[str]] = {}
     for role, parameters in asked.parameters.items():
-        roles.setdefault(count(parameters), []).append(role)
-    models = "; ".join(f"{', '.join(names)}: {size} parameters" for size, names in roles.items())
+        active = asked.active_parameters[role]
+        size = f"{count(parameters)} parameters" + (f", {count(active)} active" if active != parameters else "")
+        roles.setdefault(size, []).append(role)
+    models = "; ".join(f"{', '.join(names)}: {size}" for size, names in roles.items())
     yield f"{asked.title} on {_devices(asked.num_devices, asked.devices_per_node, asked.device)}"
     yield models
 

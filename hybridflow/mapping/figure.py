@@ -7,9 +7,10 @@ from xml.sax.saxutils import escape
 from hybridflow.mapping.explanation import CONTENTS, MemoryPhase, PlannedCall, PlannedPool, StepFacts, step_facts
 from hybridflow.mapping.memory.phases import ENGINES, gib
 from hybridflow.mapping.planner import PlannedStep
-from hybridflow.observability.drawing import NUM_COLORS, styles
+from hybridflow.observability.drawing import styles
 from hybridflow.observability.formatting import counted, percent, short, spoken_duration
 from hybridflow.observability.printable import printable
+from hybridflow.observability.role_colors import role_colors
 
 _WIDTH, _LEFT, _RIGHT = 1180.0, 190.0, 1150.0
 _CARD_RIGHT = 1000.0
@@ -30,8 +31,7 @@ _DARK_STYLE = """
 def svg_of(step: PlannedStep) -> str:
     """The whole page of a plan."""
     facts, cluster = step_facts(step), step.request.cluster
-    roles = dict.fromkeys(call.role for call in facts.calls if call.seconds)
-    colors = {role: number % NUM_COLORS for number, role in enumerate(roles)}
+    colors = role_colors(call.role for call in facts.calls if call.seconds)
     top = 92.0
     timeline = [*_timeline(facts, colors, top)]
     memory_top = top + 76 + (_LANE + 8) * len(facts.pools)
@@ -46,7 +46,7 @@ def svg_of(step: PlannedStep) -> str:
         f' viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" aria-labelledby="title description">',
         f'<title id="title">{title}</title>',
         f'<desc id="description">{_safe(words)}</desc>',
-        styles(range(NUM_COLORS), _STYLE, _DARK_STYLE),
+        styles({*colors.values()}, _STYLE, _DARK_STYLE),
         f'<rect class="page" width="{_WIDTH:.0f}" height="{height:.0f}" rx="14"/>',
         f'<text class="title" x="24" y="40">{title}</text>',
         f'<text class="soft" x="24" y="62">{_safe(purpose)}</text>',

@@ -303,11 +303,6 @@ def active_parameter_count(model: ModelGeometry) -> int:
     return split.total - split.routed + split.routed * model.experts_per_token // max(model.experts, 1)
 
 
-def expert_parameter_count(model: ModelGeometry) -> int:
-    """Parameters of all experts, which expert parallelism shards; 0 for a dense model."""
-    return parameter_split(model).routed
-
-
 def kv_cache_bytes_per_token(model: ModelGeometry, *, bytes_per_value: int = 4) -> int:
     """Bytes of the KV cache per token."""
     return (model.layers - model.linear_layers) * model.cache_width * bytes_per_value

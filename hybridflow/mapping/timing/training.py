@@ -17,7 +17,7 @@ _BACKWARD = 2.0
 _OPTIMIZER_BYTES = 28
 """Bytes per parameter that Adam reads and writes, without the weight: master and two moments, and the gradient."""
 
-STATE_BYTES = 12
+_STATE_BYTES = 12
 """Bytes per parameter of Adam's state in float32: master and two moments."""
 
 
@@ -161,5 +161,5 @@ def offload_seconds(use: ModelUse, layout: TrainingLayout, cluster: Cluster, *, 
         parameters = _sharded(use, replace(layout, expert=1), parameters)
     moved = parameters * use.value_bytes * layout.offload_parameters
     if updates and use.is_trained:
-        moved += _state_parameters(use, layout) * STATE_BYTES * layout.offload_optimizer
+        moved += _state_parameters(use, layout) * _STATE_BYTES * layout.offload_optimizer
     return moved * (2 if updates else 1) / Rates(cluster, use.value_bytes).host

@@ -7,7 +7,6 @@ from hybridflow.mapping.devices import Cluster
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
 from hybridflow.mapping.timing.rates import Group, Rates
 from hybridflow.mapping.timing.seconds import Seconds
-from hybridflow.mapping.timing.training import STATE_BYTES
 from hybridflow.models.geometry import parameter_count
 
 _BATCH_TOKEN_BYTES = 24
@@ -58,12 +57,6 @@ def batch_seconds(tokens: float, from_devices: int, to_devices: int, cluster: Cl
     rates = Rates(cluster, 4)
     link = rates.link(from_devices + to_devices)
     return tokens * _BATCH_TOKEN_BYTES / min(from_devices, to_devices) / link + rates.sync
-
-
-def storage_seconds(use: ModelUse, *, num_nodes: int, storage_rate: float, with_optimizer: bool) -> float:
-    """Seconds to load or save a model, at bytes per second per node; Adam's state is 12 bytes per parameter."""
-    per_parameter = use.value_bytes + (STATE_BYTES if with_optimizer else 0)
-    return parameter_count(use.geometry) * per_parameter / (num_nodes * storage_rate)
 
 
 def _micro_data_seconds(weights: float, parts: int, rollout: RolloutLayout, rates: Rates) -> float:

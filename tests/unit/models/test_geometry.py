@@ -13,7 +13,6 @@ from hybridflow.errors import EngineError
 from hybridflow.models.geometry import (
     ModelGeometry,
     active_parameter_count,
-    expert_parameter_count,
     geometry_of,
     kv_cache_bytes_per_token,
     parameter_count,
@@ -114,7 +113,7 @@ def test_the_layers_without_experts_are_the_leading_ones():
 
 def test_a_token_uses_its_share_of_the_experts():
     model = further("mixtral")
-    unused = expert_parameter_count(model) // 2  # 2 of 4 experts
+    unused = parameter_split(model).routed // 2  # 2 of 4 experts
     assert active_parameter_count(model) == parameter_count(model) - unused
     dense = further("mistral")
     assert active_parameter_count(dense) == parameter_count(dense)

@@ -7,7 +7,8 @@ import torch
 
 from hybridflow.config.derived import num_devices
 from hybridflow.config.fields import AUTO
-from hybridflow.errors import STRICT, Faults, ResourceError
+from hybridflow.config.placement import PlacementKind
+from hybridflow.errors import STRICT, ConfigError, Faults, ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.defaults import saved_settings, with_values
 from hybridflow.launch.plan.plan import RunPlan, plan_run
@@ -59,6 +60,16 @@ def devices_of(plan: RunPlan) -> Cluster:
     kind = device_like(name, 0 if gpus is None else gpus.smallest)
     logger.info("plan: GPUs of kind '%s' are planned as %s", name or "unknown", kind.device.name)
     return replace(kind, num_devices=num_devices(plan.config), devices_per_node=trainer.devices)
+
+
+def _check_not_placed_twice(plan: RunPlan) -> None:
+    kind, keys = plan.config.placement.kind, plan.composed.user_keys
+    own = sorted(key for key in keys if key.startswith(("placement.pools", "placement.roles")))
+    if own and kind is not PlacementKind.given:
+        raise ConfigError(
+            f"placement={kind.name} lets hybridflow choose the pools, but {', '.join(own)} is set.",
+            remedy="Leave out one of them.",
+        )
 
 
 def _log(best: PlannedStep, composed: Composed) -> None:

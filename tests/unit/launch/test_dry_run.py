@@ -143,7 +143,7 @@ def test_a_file_that_is_not_yaml_is_one_problem_and_hides_no_other(is_base, tmp_
     file.write_text("defaults: [ppo, _self_]\ntrainer: {devices: 2\n")
     (tmp_path / "other.yaml").write_text("defaults: [mine, _self_]\n")
     name = "other" if is_base else "mine"
-    compose_run(["trainer.devices=0", "task=none"], config_name=name, config_dir=tmp_path, faults=faults)
+    compose_run(["trainer.devices=-1", "task=none"], config_name=name, config_dir=tmp_path, faults=faults)
     assert [error.message for error in faults.found if "expected ',' or '}'" in error.message]
     assert sum(str(file) in error.message for error in faults.found) == 1
     assert any(error.key == "trainer.devices" for error in faults.found)

@@ -38,7 +38,7 @@ def test_problems_of_data_are_found_too_and_a_sweep_without_problems_is_listed(t
     files = "data.eval_files=[builtin:calculator/eval],[none.jsonl]"
     assert main_ppo.main(["-m", "--dry-run", *EVALUATION, files]) == 2
     said = capsys.readouterr().err
-    assert "data.eval_files: No such file or directory: 'none.jsonl'" in said and "1 problem; nothing" in said
+    assert "data: No such file or directory: 'none.jsonl'" in said and "1 problem; nothing" in said
     assert main_ppo.main(["-m", "--dry-run", *EVALUATION, "trainer.seed=1,2", "trainer.experiment=mine"]) == 0
     said = capsys.readouterr().err
     assert "  seed=1  runs/mine-sweep/seed=1\n  seed=2  runs/mine-sweep/seed=2" in said

@@ -60,7 +60,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     elif (found := read_run_files(files, Faults(collects=True)).command) is not None:
         command = TrainingCommand(found.trainer)
     typed = [*command.overrides, *(word for word in words if not is_run_file(word))]
-    if not files and not any(word.startswith(("data=", "data.train_files=")) for word in typed):
+    has_own_model = any(word.startswith("model.path=") and ":" not in word for word in typed)
+    if has_own_model and not files and not any(word.startswith(("data=", "data.train_files=")) for word in typed):
         typed.insert(0, _NO_DATA)  # a model of one's own needs data to run, and none to be planned
     composed = compose_run(with_files(files, typed, config_name=command.trainer), config_name=command.trainer)
     with ended_by_signals():  # only now, so that a wrong setting is reported before torch is loaded

@@ -34,7 +34,7 @@ def plan_fully(composed: Composed, faults: Faults = STRICT, *, device: str | Non
     plan = plan_run(composed, faults, device=device)
     if not is_automatic(plan):
         return plan
-    _check_not_placed_twice(plan)
+    check_not_placed_twice(plan)
     found = answer(request_of(plan, trace_step(plan), devices_of(plan)))
     if not found.plans:
         raise _nothing_fits(found)
@@ -62,7 +62,8 @@ def devices_of(plan: RunPlan) -> Cluster:
     return replace(kind, num_devices=num_devices(plan.config), devices_per_node=trainer.devices)
 
 
-def _check_not_placed_twice(plan: RunPlan) -> None:
+def check_not_placed_twice(plan: RunPlan) -> None:
+    """Raises `ConfigError` if the user gives pools and leaves the placement to hybridflow as well."""
     kind, keys = plan.config.placement.kind, plan.composed.user_keys
     own = sorted(key for key in keys if key.startswith(("placement.pools", "placement.roles")))
     if own and kind is not PlacementKind.given:

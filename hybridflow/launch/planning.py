@@ -7,7 +7,7 @@ import yaml
 
 from hybridflow.config.placement import PlacementKind
 from hybridflow.config.rollout import RolloutKind
-from hybridflow.launch.automatic import PLAN, devices_of, with_plan
+from hybridflow.launch.automatic import PLAN, check_not_placed_twice, devices_of, with_plan
 from hybridflow.launch.compose.compose import Composed, plain
 from hybridflow.launch.compose.overrides import OF_THE_USER
 from hybridflow.launch.compose.run_files import COMMAND
@@ -47,6 +47,7 @@ def plan_on(composed: Composed, devices: str | None, *, mean_response: float | N
         composed = with_values(composed, {"placement.kind": PlacementKind.auto}, PLAN)
     kind = None if cluster is None else "cpu" if cluster.device.name == CPU else "cuda"
     plan = plan_run(composed, device=kind)
+    check_not_placed_twice(plan)
     plan = replace(plan, models=KnownModels(plan.config, plan.roles))
     request = request_of(plan, trace_step(plan), cluster or devices_of(plan), mean_response=mean_response)
     return plan, answer(request)

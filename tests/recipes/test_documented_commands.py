@@ -30,6 +30,7 @@ NOT_RUN = {
     r"(ray|export) ": "starts a cluster: tests/distributed/test_several_nodes.py does the same with two raylets",
     r"hybridflow export ": "needs a trained run: tests/unit/cli/test_export.py",
     r"hybridflow (evaluate|generate) (runs|models)/": "needs a trained run or a model: tests/unit/cli/test_evaluate.py",
+    r"hybridflow run planned\.yaml": "needs the file that the command before it writes: tests/unit/cli/test_plan.py",
     r"hybridflow completion bash": "writes to a shell's start file: tests/unit/cli/test_completion.py",
     r".*reward\.model\.path=runs/reward": "needs a trained reward model: tests/distributed/test_reward_models.py",
     r"hybridflow (report|watch) ": "needs the directories of runs: tests/unit/cli/test_report.py",

@@ -1,12 +1,14 @@
-"""Seconds and peak memory of the search for a placement, on cost tables of realistic sizes and trade-offs.
+"""Seconds and peak memory of the search for a placement, on cost tables of realistic sizes and trade-offs, and with the
+cost models of `hybridflow.mapping`.
 
     python benchmarks/mapping_search.py [--only TEXT] [--record]
 
-The tables are made from formulas much simpler than the cost models, before the clock starts: each unit has 50 to 200
+The tables are made from formulas much simpler than the cost models, before the clock starts: each unit has up to 200
 options on each number of devices, in which parallel sizes, microbatches, recomputation and offloading trade time for
 memory. Models of 13B parameters, or of 70B at 1,024 devices, on devices of 80 GB. `placements` and `allocations` are
 those of all devices that the paper's Algorithm 1 would enumerate; `evaluated` counts the allocations whose options the
-search examined. Each case runs in its own process.
+search examined. Cases with the name of an engine are those of `hybridflow plan`: Llama models on A100-80, with the cost
+models, whose time counts. Each case runs in its own process, and `s` are the seconds of processor time of that process.
 """
 
 import argparse
@@ -16,15 +18,23 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
 from record import HERE, run_reporting, write_record
 
+from hybridflow.config.training import TrainingEngine
+from hybridflow.mapping.clusters import cluster_of
+from hybridflow.mapping.layouts import ModelUse
 from hybridflow.mapping.operations import Operation, OperationKind, Option
 from hybridflow.mapping.partitions import Restrictions, partitions
-from hybridflow.mapping.search import Problem, search
+from hybridflow.mapping.planner import answer
+from hybridflow.mapping.request import PlannedModel, PlannedRollout, Request
+from hybridflow.mapping.search import Plan, Problem, search
+from hybridflow.mapping.tables import MemoryLimit
+from hybridflow.mapping.workload import Lengths, Workload
+from hybridflow.models.catalogue import find_model
 
 GB = 1e9
 MEMORY = 72 * GB
@@ -55,8 +65,11 @@ class Case:
     rollout_with_actor: bool = False
     num_plans: int = 5
     lag: int = 0
+    engines: tuple[TrainingEngine, ...] = ()
+    """The engines among which the search with the cost models chooses; none for cost tables."""
 
 
+MEGATRON, FSDP = (TrainingEngine.megatron,), (TrainingEngine.fsdp,)
 CASES = [
     Case("PPO, 16 by device", ("reference", "reward"), ("critic",), 16),
     Case("PPO, 64 by device", ("reference", "reward"), ("critic",), 64),
@@ -86,6 +99,27 @@ CASES = [
     Case(
         "Safe RLHF with a cost critic, 128 by device", ("reference", "reward", "cost"), ("critic", "cost_critic"), 128
     ),
+    Case("PPO, 128 by device, megatron", ("reference", "reward"), ("critic",), 128, engines=MEGATRON),
+    Case("PPO, 128 by device, fsdp", ("reference", "reward"), ("critic",), 128, engines=FSDP),
+    Case("PPO, 128 by device, megatron or fsdp", ("reference", "reward"), ("critic",), 128, engines=MEGATRON + FSDP),
+    Case(
+        "PPO, 1,024 by node, megatron or fsdp",
+        ("reference", "reward"),
+        ("critic",),
+        1024,
+        8,
+        70.0,
+        engines=MEGATRON + FSDP,
+    ),
+    Case(
+        "Safe RLHF, 1,024 by node, megatron or fsdp",
+        ("reference", "reward", "cost"),
+        ("critic",),
+        1024,
+        8,
+        70.0,
+        engines=MEGATRON + FSDP,
+    ),
 ]
 
 
@@ -95,8 +129,8 @@ class TableCosts:
     def __init__(self, tables: Mapping[tuple[tuple[str, ...], int], Sequence[Option]]) -> None:
         self.tables = tables
 
-    def options(self, unit: tuple[str, ...], num_devices: int) -> Sequence[Option]:
-        return self.tables[unit, num_devices]
+    def options(self, unit: tuple[str, ...], sizes: Sequence[int]) -> Sequence[Sequence[Option]]:
+        return [self.tables[unit, size] for size in sizes]
 
 
 @dataclass(frozen=True)
@@ -216,8 +250,42 @@ def placed_roles(case: Case) -> list[str]:
     return list(dict.fromkeys(each.role for each in operations(case) if each.role != "advantages"))
 
 
+def request(case: Case) -> Request:
+    """A case as `hybridflow plan` asks the planner; models are of the Llama family."""
+    geometry = find_model(f"{case.billions:g}B").geometry
+
+    def planned(role: str) -> PlannedModel:
+        is_trained, has_head = role in ("actor", *case.critics), role in ("actor", "reference")
+        return PlannedModel(
+            role, ModelUse(geometry, 2, is_trained=is_trained, has_language_head=has_head), case.engines
+        )
+
+    workload = Workload(ROWS, *[Lengths.constant(TOKENS_PER_ROW / 2)] * 2, optimizer_steps=MINIBATCHES)
+    return Request(
+        title=case.name,
+        operations=tuple(
+            replace(each, role="rollout") if each.kind is OperationKind.publish else each for each in operations(case)
+        ),
+        models=tuple(planned(role) for role in placed_roles(case) if role != "rollout"),
+        rollout=PlannedRollout("rollout", "actor", ModelUse(geometry, 2, is_trained=False), "vllm"),
+        workload=workload,
+        cluster=cluster_of(f"{case.num_devices // 8}x8xA100-80"),
+        minibatch_prompts=ROWS // MINIBATCHES,
+        batch_prompts=ROWS,
+    )
+
+
 def measured(case: Case) -> dict[str, object]:
     """A line of the table."""
+    if not case.engines:
+        return measured_on_tables(case)
+    asked, before, start = request(case), peak_bytes(), time.process_time()
+    plan = answer(asked, num_plans=case.num_plans).plans[0].plan
+    return {"name": case.name, **used(start, before), **found_plan(plan)}
+
+
+def measured_on_tables(case: Case) -> dict[str, object]:
+    """A line of the table, of a search on cost tables."""
     costs = cost_tables(case)
     before = peak_bytes()
     pinned = {"rollout": "actor", "actor": "actor"} if case.rollout_with_actor else {}
@@ -227,15 +295,15 @@ def measured(case: Case) -> dict[str, object]:
         operations=operations(case),
         costs=costs,
         num_devices=case.num_devices,
-        memory_bytes=MEMORY,
+        memory=MemoryLimit(MEMORY),
         joint=joint,
         fixed_seconds={"advantages": (0.2,)},
         lag=case.lag,
         restrictions=rules,
     )
-    start = time.perf_counter()
+    start = time.process_time()
     found = search(problem, num_plans=case.num_plans)
-    seconds = time.perf_counter() - start
+    spent = used(start, before)
     slots = case.num_devices // case.granularity
     counts = [len(table) for table in costs.tables.values()]
     return {
@@ -244,12 +312,21 @@ def measured(case: Case) -> dict[str, object]:
         "allocations": sum(math.comb(slots - 1, len(each) - 1) for each in partitions(problem.roles, joint, rules)),
         "evaluated": found.num_evaluated,
         "options": f"{min(counts)}-{max(counts)}",
-        "seconds": seconds,
-        "search_mib": (peak_bytes() - before) / 2**20,
-        "peak_mib": peak_bytes() / 2**20,
-        "step_seconds": found.plans[0].schedule.seconds,
-        "plan": ", ".join(f"{'+'.join(pool.roles)} on {pool.num_devices}" for pool in found.plans[0].pools),
+        **spent,
+        **found_plan(found.plans[0]),
     }
+
+
+def used(start: float, before: float) -> dict[str, object]:
+    """Processor time since `start`, and memory: in addition to the peak `before`, and in all."""
+    seconds, peak = time.process_time() - start, peak_bytes()
+    return {"seconds": seconds, "search_mib": (peak - before) / 2**20, "peak_mib": peak / 2**20}
+
+
+def found_plan(plan: Plan) -> dict[str, object]:
+    """The length and the pools of a plan."""
+    pools = ", ".join(f"{'+'.join(pool.roles)} on {pool.num_devices}" for pool in plan.pools)
+    return {"step_seconds": plan.schedule.seconds, "plan": pools}
 
 
 def peak_bytes() -> int:
@@ -259,9 +336,11 @@ def peak_bytes() -> int:
 
 def line(row: Mapping[str, object]) -> str:
     """A line of the table as text."""
-    counts = f"{row['placements']:>6}{row['allocations']:>18,}{row['evaluated']:>11,}{row['options']:>9}"
-    used = f"{row['seconds']:>8.2f}{row['search_mib']:>8.0f}{row['peak_mib']:>8.0f}"
-    return f"{row['name']:48}{counts}{used}  {row['plan']}"
+    counts = ""
+    if "placements" in row:
+        counts = f"{row['placements']:>6}{row['allocations']:>18,}{row['evaluated']:>11,}{row['options']:>9}"
+    costs = f"{row['seconds']:>8.2f}{row['search_mib']:>8.0f}{row['peak_mib']:>8.0f}"
+    return f"{row['name']:48}{counts:44}{costs}  {row['plan']}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

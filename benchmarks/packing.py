@@ -5,7 +5,7 @@
 Three ways of one update of one model by one engine's passes, under one budget of tokens a forward pass:
 
     packed           concatenated sequences
-    padded           rows in order of arrival, padded to the longest of each micro-batch: what a trainer does that
+    padded           rows in order of arrival, padded to the longest of each microbatch: what a trainer does that
                      neither packs nor sorts
     padded, sorted   rows of like length together, padded to the longest
 
@@ -53,7 +53,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Way:
-    """One way of doing the update: its micro-batches, whether attention pads them, and seconds of each round."""
+    """One way of doing the update: its microbatches, whether attention pads them, and seconds of each round."""
 
     name: str
     micros: list[MicroBatch]
@@ -132,7 +132,7 @@ def ways_of(batch: Batch, budget_tokens: int) -> list[Way]:
 
 
 def rectangles(batch: Batch, order: Tensor, lengths: Tensor, budget_tokens: int) -> list[MicroBatch]:
-    """Micro-batches of consecutive rows of an order, as many as fit when each is as long as their longest."""
+    """Microbatches of consecutive rows of an order, as many as fit when each is as long as their longest."""
     parts: list[list[int]] = [[]]
     for row in order.tolist():
         longest = max(int(lengths[other]) for other in [*parts[-1], row])
@@ -160,7 +160,7 @@ class Update:
 
     def gradient_norm(self, way: Way) -> float:
         """The norm of the gradient that a way gives."""
-        # A model that is not switched to packed attention is padded to the longest sequence of each micro-batch.
+        # A model that is not switched to packed attention is padded to the longest sequence of each microbatch.
         self._model.set_attn_implementation(IMPLEMENTATION if way.is_packed else "sdpa")
         self._model.zero_grad()
         accumulate_gradients(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from benchmarks.planning_times import Case, all_cases
 from hybridflow.mapping.devices import Efficiency
+from hybridflow.mapping.fitting import descended
 
 USUAL = (0.5, 0.5, 60e-6)
 USUAL_WEIGHT = 0.05
@@ -19,15 +20,19 @@ USUAL_WEIGHT = 0.05
 
 STARTS = (USUAL, (0.6, 0.7, 30e-6), (0.3, 0.5, 120e-6))
 LOWEST, HIGHEST = (0.1, 0.1, 1e-6), (0.8, 0.9, 1e-3)
-"""The largest matrix products reach about four fifths of a device's peak, and copies nine tenths."""
+"""Bounds of the constants (assumed): fractions of the peaks of matrix products and of memory, and seconds."""
 
-FIRST_FACTOR, LAST_FACTOR = 0.3, 0.005
+FACTORS = (0.3, 0.005)
 
 
 def fitted(cases: Sequence[Case]) -> Efficiency:
     """The constants with the least squared error on these rows."""
-    found = [_descended(list(start), cases) for start in STARTS]
-    return Efficiency(*min(found, key=lambda constants: _squared_error(constants, cases)))
+
+    def error(constants: Sequence[float]) -> float:
+        return _squared_error(constants, cases)
+
+    found = [descended(start, error, lowest=LOWEST, highest=HIGHEST, factors=FACTORS) for start in STARTS]
+    return Efficiency(*min(found, key=error))
 
 
 def main() -> None:
@@ -40,21 +45,6 @@ def main() -> None:
             f"{device}:  # {len(own)} rows\n  matrix_efficiency: {found.matrix:.3f}\n"
             f"  bandwidth_efficiency: {found.bandwidth:.3f}\n  sync_seconds: {found.sync_seconds:.3g}\n"
         )
-
-
-def _descended(constants: list[float], cases: Sequence[Case]) -> list[float]:
-    """The end of a coordinate search: each constant is multiplied by factors that become smaller."""
-    error, factor = _squared_error(constants, cases), FIRST_FACTOR
-    while factor > LAST_FACTOR:
-        has_improved = False
-        for place in range(3):
-            for scale in (1 + factor, 1 / (1 + factor)):
-                changed = list(constants)
-                changed[place] = min(max(changed[place] * scale, LOWEST[place]), HIGHEST[place])
-                if (smaller := _squared_error(changed, cases)) < error - 1e-9:
-                    constants, error, has_improved = changed, smaller, True
-        factor = factor if has_improved else factor / 2
-    return constants
 
 
 def _squared_error(constants: Sequence[float], cases: Sequence[Case]) -> float:

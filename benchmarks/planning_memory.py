@@ -25,7 +25,7 @@ TOLERANCE = 0.15
 """A prediction is right within this fraction of the published peak."""
 
 MICROBATCHES = 2
-"""Micro-batches per device in prime-rl's benchmark."""
+"""Microbatches per device in prime-rl's benchmark."""
 
 LORA_RANK = 16
 VERL_DEVICE, VERL_PROMPT, VERL_RESPONSE, VERL_ROWS = "H20", 2048, 9632, 256
@@ -59,11 +59,24 @@ class Row(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """A configuration at the edge of what fits, and its prediction."""
+    """A configuration at the edge of what fits, and its prediction in GiB."""
 
     name: str
     predicted: float
     lacks: float
+    """Device memory that is missing; negative if it fits."""
+
+    host: float
+    """Host memory per node."""
+
+    host_lacks: float
+    why: str
+    """The reason for a large error."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether both memories suffice."""
+        return max(self.lacks, self.host_lacks) <= 0
 
 
 def sections() -> list[Section]:
@@ -73,8 +86,8 @@ def sections() -> list[Section]:
     right = sum(row.is_right for row in fitting)
     surprises = [row for row in [*compared, *held_out] if row.published is None and row.lacks <= 0]
     refused = [row for row in fitting if row.lacks > 0]
-    published, before = edges("published"), edges("before")
-    fits, beyond = sum(edge.lacks <= 0 for edge in published), sum(edge.lacks > 0 for edge in before)
+    published, fewer, less = edges("published"), edges("fewer_devices"), edges("less_offloading")
+    fits = sum(edge.fits for edge in published)
     return [
         Section(
             "Peak memory of prime-rl's trainer, GiB per device",
@@ -101,15 +114,12 @@ def sections() -> list[Section]:
             ],
         ),
         Section(
-            f"verl on {VERL_DEVICE}: recommended configurations, GiB per device",
+            f"verl on {VERL_DEVICE}: recommended configurations, GiB per device and of host memory per node",
             edge_lines(published),
             [Criterion("all fit", f"{fits} of {len(published)}", fits == len(published))],
         ),
-        Section(
-            "The same with less offloading or fewer devices (not stated by the source)",
-            edge_lines(before),
-            [Criterion("none fits", f"{beyond} of {len(before)} do not", beyond == len(before))],
-        ),
+        Section("The same on fewer devices than the source says are needed", edge_lines(fewer), [_none_fits(fewer)]),
+        Section("The same with less offloading than the source recommends", edge_lines(less), [_none_fits(less)]),
     ]
 
 
@@ -138,10 +148,13 @@ def lines(found: Sequence[Row]) -> list[str]:
 
 def edge_lines(found: Sequence[Edge]) -> list[str]:
     """The configurations as text."""
-    return [
-        f"{edge.name:58}{edge.predicted:10.1f}  {'lacks' if edge.lacks > 0 else 'leaves'} {abs(edge.lacks):.1f}"
-        for edge in found
-    ]
+    text = []
+    for edge in found:
+        device, host = f"{edge.predicted:8.1f}{_margin(edge.lacks)}", f"{edge.host:9.0f}{_margin(edge.host_lacks)}"
+        text.append(f"{edge.name:48}{device}{host}{'fits' if edge.fits else 'does not fit':>14}")
+        if edge.why:
+            text.append(f"    {edge.why}")
+    return text
 
 
 def median(found: Sequence[Row]) -> float:
@@ -165,6 +178,15 @@ def _row(entry: Mapping[str, Any]) -> Row:
     return Row(name, entry["peak_gib"], own / GIB, phase.shortage(device) / GIB, entry.get("why", ""))
 
 
+def _none_fits(found: Sequence[Edge]) -> Criterion:
+    beyond = sum(not edge.fits for edge in found)
+    return Criterion("none fits", f"{beyond} of {len(found)} do not", beyond == len(found))
+
+
+def _margin(lacks: float) -> str:
+    return f"{'  lacks ' if lacks > 0 else '  leaves'}{abs(lacks):7.1f}"
+
+
 def _edge(entry: Mapping[str, Any]) -> Edge:
     tensor, pipeline, fraction = entry["tensor"], entry["pipeline"], entry["offload"]
     layout = TrainingLayout(
@@ -175,15 +197,25 @@ def _edge(entry: Mapping[str, Any]) -> Edge:
         expert=entry["expert"],
         sequence_parallel=True,
         microbatch_tokens=VERL_PROMPT + VERL_RESPONSE,
+        offload_parameters=True,
         offload_optimizer=fraction > 0,
     )
-    use = ModelUse(find_model(entry["model"]).geometry, 2, is_trained=True)
+    actor = ModelUse(find_model(entry["model"]).geometry, 2, is_trained=True)
     workload = Workload(VERL_ROWS, Lengths((VERL_PROMPT,)), Lengths((VERL_RESPONSE,)), 1)
-    device = find_device(VERL_DEVICE).device
-    phase = _phase(use, layout, workload, replace(_system("verl"), offloaded_optimizer=fraction), device)
+    system, cluster = replace(_system("verl"), offloaded_optimizer=fraction), find_device(VERL_DEVICE)
+    uses = {"actor": actor, "reference": replace(actor, is_trained=False)}
+    roles = [training_memory(role, use, layout, workload, system=system) for role, use in uses.items()]
+    phase = max(colocated_phases(roles, cluster.device), key=lambda phase: phase.total)
+    host = sum(role.host_bytes for role in roles)
     sizes = f"t{tensor} p{pipeline} e{entry['expert']}"
-    name = f"{entry['model']} on {entry['devices']} {sizes} offload {fraction:g}"
-    return Edge(name, phase.total / GIB, phase.shortage(device) / GIB)
+    return Edge(
+        name=f"{entry['model']} on {entry['devices']} {sizes} offload {fraction:g}",
+        predicted=phase.total / GIB,
+        lacks=phase.shortage(cluster.device) / GIB,
+        host=host * cluster.devices_per_node / GIB,
+        host_lacks=(host - cluster.offload_bytes) * cluster.devices_per_node / GIB,
+        why=entry.get("why", ""),
+    )
 
 
 def _phase(use: ModelUse, layout: TrainingLayout, workload: Workload, system: System, device: Device) -> Phase:

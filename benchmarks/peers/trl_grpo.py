@@ -1,6 +1,6 @@
 """Seconds per step of TRL 1.16's GRPOTrainer on workload W; run by that environment's Python, prints one JSON line.
 
-Configured in TRL's favor: one micro-batch of 256 sequences, no reference model (beta 0), nothing logged, saved or
+Configured in TRL's favor: one microbatch of 256 sequences, no reference model (beta 0), nothing logged, saved or
 evaluated. With transformers generation TRL computes no old logprobs, for they equal the update's; with vLLM it does.
 `--recompute` asks TRL for them in the first case too, as it does itself when batches are reused.
 """

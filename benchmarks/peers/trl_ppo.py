@@ -1,6 +1,6 @@
 """Seconds per step of TRL 1.12's PPOTrainer on workload W; run by that environment's Python, prints one JSON line.
 
-Configured in TRL's favor: one epoch, one minibatch, one micro-batch of 256 sequences, generation in one piece, no
+Configured in TRL's favor: one epoch, one minibatch, one microbatch of 256 sequences, generation in one piece, no
 gradient checkpointing, and a reward that costs nothing (TRL wants a model; this one looks digits up in a table).
 TRL always runs a reference model and takes the old logprobs from generation's logits; `--recompute` replaces these
 by a forward pass of their own.

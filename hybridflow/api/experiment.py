@@ -19,7 +19,7 @@ from hybridflow.config.derived import run_dir
 from hybridflow.config.section import leaves
 from hybridflow.config.stored_inputs import INPUTS_FOLDER
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.loop import AfterStep
+from hybridflow.dataflows.run import AfterStep
 from hybridflow.errors import STRICT, ConfigError, Faults
 from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.compose import Composed, compose_run
@@ -62,14 +62,17 @@ def plan(
     algorithm: Algorithm = "ppo",
     settings: Settings | None = None,
     *,
+    on: str | None = None,
     callbacks: Callbacks = (),
     **objects: Unpack[Objects],
 ) -> Plan:
     """Checks a run without starting it: what `--dry-run` prints, as an object. Takes the arguments of `run`.
 
-    Does not raise for problems of the run: `Plan.problems` has all of them. `callbacks` are not called.
+    With `on="4x8xH100"`, or `on="auto"`, `Plan.predicted` is what `hybridflow plan`
+    prints: seconds, calls and memory of the step that it finds. Does not raise for problems of the run:
+    `Plan.problems` has all of them, those of this machine. `callbacks` are not called.
     """
-    return Experiment(algorithm, settings or {}, objects).plan(callbacks=callbacks)
+    return Experiment(algorithm, settings or {}, objects).plan(on=on, callbacks=callbacks)
 
 
 def assemble(
@@ -130,9 +133,9 @@ class Experiment:
         with removed_if_refused() as inputs:
             return run_composed(*_composed(self, callbacks, inputs))
 
-    def plan(self, *, callbacks: Callbacks = ()) -> Plan:
+    def plan(self, *, on: str | None = None, callbacks: Callbacks = ()) -> Plan:
         """Checks it without starting anything; see `hybridflow.plan`."""
-        return plan_of(partial(_composed_in, self, callbacks))
+        return plan_of(partial(_composed_in, self, callbacks), on)
 
     def assemble(self, *, callbacks: Callbacks = ()) -> AbstractContextManager[System]:
         """Starts it for a loop of your own; see `hybridflow.assemble`."""

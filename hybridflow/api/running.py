@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from rich.console import Console
 
 from hybridflow.api.result import Result
-from hybridflow.dataflows.loop import AfterStep
+from hybridflow.dataflows.run import AfterStep
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import STRICT, Faults, HybridflowError, explained

@@ -11,7 +11,8 @@ from hybridflow.api.running import interrupt, opened
 from hybridflow.api.table import Row
 from hybridflow.batch import Batch
 from hybridflow.dataflows.interface import Dataflow, role_needs
-from hybridflow.dataflows.loop import AfterStep, Loop, Run
+from hybridflow.dataflows.loop import Loop
+from hybridflow.dataflows.run import AfterStep, Run
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import STRICT, Advice, ConfigError
 from hybridflow.launch.compose.compose import Composed
@@ -106,6 +107,7 @@ class System:
         self._complete_row()
         self._loop.log_step()
         self._loop.save()
+        self._loop.saved.finish()
         return self._loop.outcome.checkpoint
 
     def close(self) -> None:

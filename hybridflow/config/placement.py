@@ -25,12 +25,29 @@ class ParallelismKind(Enum):
     auto = "auto"
 
 
+class Device(Enum):
+    """Type of the devices."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 @dataclass
 class Pool(Section):
     """A set of devices. Roles in one pool share its devices; pools do not overlap."""
 
     devices: Annotated[int, AT_LEAST_1] = 1
     """Number of devices in the pool."""
+
+    device: Device = Device.auto
+    """auto: the run's devices (trainer.device), which all such pools divide. cpu: processes without a GPU, which
+    trainer.devices does not count, for reward functions and models other than the rollout's. cuda: as auto, but an
+    error if the run is on CPUs."""
+
+    resource: str | None = None
+    """A Ray resource that the nodes of the pool must have: one that you gave to nodes (`ray start
+    --resources='{"big_memory": 8}'`, one unit per device), or a kind of GPU (`accelerator_type:A100`)."""
 
 
 @dataclass

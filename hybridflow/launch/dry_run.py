@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridflow.config.choices import is_own
-from hybridflow.config.derived import optimizer_steps_per_step
+from hybridflow.config.derived import is_of_cpus, optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.placement import Pool
 from hybridflow.errors import Faults, HybridflowError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
@@ -111,13 +112,20 @@ def role_rows(plan: RunPlan) -> list[dict[str, str]]:
         {
             "role": role.name,
             "pool": role.pool,
-            "devices": str(plan.pools[role.pool]),
+            "devices": _devices(plan, role.pool),
             "parameters": _parameters(plan, role.name),
             "runs on": role.runs_on,
         }
         for role in planned_roles(plan)
         if role.pool is not None
     ]
+
+
+def _devices(plan: RunPlan, pool: str) -> str:
+    """The number of a pool's devices; `2 (cpu)` or `4 (accelerator_type:A100)` for a pool with its own kind."""
+    given = plan.config.placement.pools.get(pool, Pool())
+    kinds = ["cpu"] * is_of_cpus(plan.config, pool) + [given.resource] * (given.resource is not None)
+    return f"{plan.pools[pool]}" + (f" ({', '.join(map(str, kinds))})" if kinds else "")
 
 
 def _overview(plan: RunPlan) -> Text:

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hybridflow.config.derived import num_devices
-from hybridflow.config.placement import Parallelism, Pool
+from hybridflow.config.loop import Trainer
+from hybridflow.config.placement import Parallelism, PlacementKind, Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, ROLLOUT, RoleSpec
-from hybridflow.launch.plan_request import ROLLOUT_SIZES, SIZES, SWITCHES, is_auto
+from hybridflow.launch.plan_request import ROLLOUT_SIZES, SIZES, SWITCHES, is_auto, planned_section
 from hybridflow.launch.rules.layouts import section_of
 from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
 from hybridflow.mapping.memory.rollout import rollout_memory
@@ -21,8 +22,10 @@ from hybridflow.workers.reference import ReferenceRole
 def placement_settings(plan: RunPlan, pools: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, object]:
     """The pools and the pool of every role, given the roles and the devices of each pool; other roles follow the actor.
 
-    Devices that the plan leaves idle are not used by the run.
+    Devices that the plan leaves idle are not used by the run. Pools that the user has given remain as they are.
     """
+    if plan.config.placement.kind is PlacementKind.given and plan.config.placement.pools:
+        return {}
     pool_of = {role: name for name, (roles, _) in pools.items() for role in roles}
     main = pool_of.get(ACTOR) or next(iter(pools))
     roles = [role.name for role in plan.roles]
@@ -31,11 +34,16 @@ def placement_settings(plan: RunPlan, pools: Mapping[str, tuple[tuple[str, ...],
         "placement.pools": {name: Pool(devices=devices) for name, (_, devices) in pools.items()},
         "placement.roles": {role: pool_of.get(role, main) for role in [*roles, *pool_of]},
     }
-    nodes = plan.config.trainer.nodes
     if used != num_devices(plan.config):
-        whole = used % nodes == 0
-        settings |= {"trainer.devices": used // nodes if whole else used, "trainer.nodes": nodes if whole else 1}
+        settings |= dict(zip(("trainer.devices", "trainer.nodes"), _nodes_of(used, plan.config.trainer), strict=True))
     return settings
+
+
+def _nodes_of(used: int, trainer: Trainer) -> tuple[int, int]:
+    """The devices per node and the nodes of a run that leaves devices idle: whole nodes, or as many of each node."""
+    if used % trainer.devices == 0:
+        return trainer.devices, used // trainer.devices
+    return (used // trainer.nodes, trainer.nodes) if used % trainer.nodes == 0 else (used, 1)
 
 
 def layout_settings(plan: RunPlan, found: PlannedStep) -> dict[str, object]:
@@ -45,7 +53,7 @@ def layout_settings(plan: RunPlan, found: PlannedStep) -> dict[str, object]:
     for name, layout in found.layouts.items():
         if isinstance(layout, RolloutLayout):
             settings |= _rollout(plan, layout, found) if is_auto(plan, ROLLOUT) else {}
-        elif is_auto(plan, section_of(plan, name)):
+        elif is_auto(plan, planned_section(plan, name)):
             settings |= _training(plan, roles[name], layout)
     return settings
 
@@ -74,8 +82,8 @@ def _rollout(plan: RunPlan, layout: RolloutLayout, found: PlannedStep) -> dict[s
     settings = _with_prefix("rollout.parallelism", {name: vars(layout)[name] for name in ROLLOUT_SIZES})
     if "rollout.max_sequences" not in plan.composed.user_keys:
         settings["rollout.max_sequences"] = layout.max_sequences
-    rollout, device = found.request.rollout, found.request.cluster.device
-    if layout.engine == RolloutKind.vllm and device.name != "CPU" and rollout is not None:
+    rollout, device = found.request.rollout, found.request.cluster_of(ROLLOUT).device
+    if layout.engine == RolloutKind.vllm and not device.is_cpu and rollout is not None:
         memory = rollout_memory(rollout.use, layout)
         share = (memory.resident_bytes + memory.extra_bytes) / device.memory_bytes
         settings["rollout.vllm.gpu_memory_fraction"] = math.ceil(100 * share) / 100

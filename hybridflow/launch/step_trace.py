@@ -13,9 +13,10 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import Device
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.placement import Device
 from hybridflow.config.user_code import reporting_exits
+from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import (
@@ -86,7 +87,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None, faults: Faults = STRICT
     config, dataflow, settings = plan.config, plan.dataflow, plan.settings
     backend = TracingBackend()
     roles = [replace(role, mesh=ParallelMesh({"data": 1}), generation_mesh=None) for role in plan.roles]
-    groups = start_roles(roles, dict.fromkeys(plan.pools, 1), backend, device="cpu")
+    groups = start_roles(roles, {name: ResourcePool(name, 1) for name in plan.pools}, backend)
     backend.forget()
     stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
     samples = min(config.rollout.samples_per_prompt, MOST_SAMPLES)

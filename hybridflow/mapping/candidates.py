@@ -3,9 +3,12 @@
 Powers of two for the sizes that communicate in every layer, divisors for pipeline stages, and each memory setting.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from typing import Any
+
+import numpy as np
 
 from hybridflow.config.derived import divisors
 from hybridflow.config.placement import Parallelism, RolloutParallelism
@@ -14,8 +17,8 @@ from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
 from hybridflow.models.names.layouts import layout_problem
 
-_MICROBATCH_ROWS = 4
-"""Rows of the maximum length in the larger microbatches; the default of the setting is tried as well."""
+_MICROBATCH_ROWS = (1, 2, 4)
+"""Rows of the maximum length in a microbatch; the default of the setting is tried as well."""
 
 _MOST_STAGES = 16
 SAVING = ("gradient_checkpointing", "offload_parameters", "offload_optimizer")
@@ -33,8 +36,9 @@ class Limits:
     longest_row: int
     """The longest prompt and response together, in tokens."""
 
-    data_parallel: int
-    """Prompts per optimizer step, which data-parallel ranks divide."""
+    prompts: int
+    """Prompts that the data-parallel ranks or the replicas of a role divide: those of an optimizer step for a trained
+    role, those of the batch for others."""
 
     rows: int
     """Rows per optimizer step, over all devices."""
@@ -52,29 +56,40 @@ class Given:
 
 
 def training_layouts(
-    use: ModelUse, num_devices: int, engines: Sequence[TrainingEngine], limits: Limits, given: Given
+    use: ModelUse, num_devices: Sequence[int], engines: Sequence[TrainingEngine], limits: Limits, given: Given
 ) -> Iterator[TrainingLayout]:
-    """All layouts of a trained or frozen model on exactly this number of devices, with no setting that saves memory
-    unless it is given; see `saving_settings`."""
-    is_alone = num_devices == 1 and TrainingEngine.single in engines
+    """All layouts of a trained or frozen model on exactly these numbers of devices: for each engine one layout whose
+    sizes are arrays. None has a setting that saves memory unless it is given; see `saving_settings`."""
     plain = {name: bool(given.values.get(name, False)) for name in SAVING}
-    for engine in [TrainingEngine.single] if is_alone else engines:
-        for sizes in _sizes(engine, use, num_devices, limits, given):
-            rows = max(1, limits.rows // int(sizes["data"]))
-            longest = limits.longest_row
-            wanted = {longest, _MICROBATCH_ROWS * longest, Training().microbatch_tokens}
-            tokens = sorted({min(max(size, longest), rows * longest) for size in wanted})
-            for microbatch_tokens in given.among("microbatch_tokens", tokens):
-                yield TrainingLayout(engine=engine, **sizes, **plain, microbatch_tokens=microbatch_tokens)
+    for engine in engines:
+        is_single = engine is TrainingEngine.single
+        own = [size for size in num_devices if (size == 1) == is_single or TrainingEngine.single not in engines]
+        sizes = _sizes(engine, use, np.array(own, dtype=int), limits, given)
+        longest, rows = limits.longest_row, np.maximum(1, limits.rows // sizes["data"])
+        wanted = [*(number * longest for number in _MICROBATCH_ROWS), Training().microbatch_tokens]
+        tokens = np.sort(np.minimum(np.maximum(wanted, longest), rows[:, None] * longest), axis=1)
+        if "microbatch_tokens" in given.values:
+            tokens = np.full((len(rows), 1), given.values["microbatch_tokens"])
+        row, column = np.nonzero(np.diff(tokens, axis=1, prepend=-1))
+        sizes = {name: size[row] for name, size in sizes.items()}
+        columns: dict[str, Any] = {**sizes, "microbatch_tokens": tokens[row, column]}
+        yield TrainingLayout(engine=engine, **columns, **plain)
 
 
-def saving_settings(plain: TrainingLayout, given: Given, saves: Collection[str]) -> Iterator[TrainingLayout]:
-    """A layout with every choice of the settings in `saves`, which save memory and take time; itself first."""
-    for values in product(
-        *([False, True] if name in saves and name not in given.values else [None] for name in SAVING)
-    ):
-        changed = {name: value for name, value in zip(SAVING, values, strict=True) if value}
-        yield replace(plain, **changed) if changed else plain
+def saving_settings(
+    plain: TrainingLayout, given: Given, saves: Mapping[str, np.ndarray]
+) -> Iterator[tuple[np.ndarray, TrainingLayout]]:
+    """Layouts with every choice of the settings that save memory and take time, and their rows in `plain`. `saves` says
+    which settings are worth choosing in each row. The first has none of them."""
+    can_save = [name not in given.values and np.any(saves.get(name, False)) for name in SAVING]
+    for values in product(*([False, True] if each else [False] for each in can_save)):
+        chosen = [name for name, value in zip(SAVING, values, strict=True) if value]
+        is_worth = np.ones(np.shape(plain.num_devices), dtype=bool)
+        for name in chosen:
+            is_worth &= saves[name]
+        rows = np.flatnonzero(is_worth)
+        settings: dict[str, Any] = dict.fromkeys(chosen, True)
+        yield rows, replace(plain.at(rows), **settings)
 
 
 def rollout_layouts(
@@ -86,7 +101,7 @@ def rollout_layouts(
     for tensor, pipeline in product(given.among("tensor", narrow), given.among("pipeline", [1])):
         replica = tensor * pipeline
         sizes = RolloutParallelism(tensor=tensor, pipeline=pipeline)
-        if num_devices % replica or num_devices // replica > limits.data_parallel:
+        if num_devices % replica or num_devices // replica > limits.prompts:
             continue
         if layout_problem(use.geometry, traits.weights, sizes) is None:
             yield RolloutLayout(
@@ -99,50 +114,44 @@ def rollout_layouts(
 
 
 def _sizes(
-    engine: TrainingEngine, use: ModelUse, num_devices: int, limits: Limits, given: Given
-) -> Iterator[dict[str, int]]:
-    """The parallel sizes of an engine that divide the model and the devices."""
-    traits, model = TRAINING_ENGINES[engine], use.geometry
-    if (num_devices > 1 and not traits.runs_on_several_devices) or (use.lora_rank and not traits.trains_adapters):
-        return
-    within_node = _powers_of_two(min(num_devices, limits.devices_per_node))
+    engine: TrainingEngine, use: ModelUse, num_devices: np.ndarray, limits: Limits, given: Given
+) -> dict[str, np.ndarray]:
+    """The parallel sizes of an engine that divide the model and the devices, in ascending order of devices."""
+    traits, model, most = TRAINING_ENGINES[engine], use.geometry, int(num_devices.max(initial=0))
+    if not traits.runs_on_several_devices:
+        num_devices = num_devices[num_devices == 1]
+    if use.lora_rank and not traits.trains_adapters:
+        num_devices = num_devices[:0]
+    within_node = _powers_of_two(min(most, limits.devices_per_node))
     axes = {
         "tensor": within_node,
         "sequence": within_node,
-        "pipeline": [stages for stages in divisors(model.layers) if stages <= min(num_devices, _MOST_STAGES)],
+        "pipeline": [stages for stages in divisors(model.layers) if stages <= min(most, _MOST_STAGES)],
         "virtual_pipeline": [1, 2],
-        "expert": [size for size in divisors(max(model.experts, 1)) if size <= num_devices],
+        "expert": [size for size in divisors(max(model.experts, 1)) if size <= most],
         "replicas": [1],
     }
-    choices = {
-        name: given.among(name, sizes) if name in traits.axes else [given.values.get(name, 1)]
-        for name, sizes in axes.items()
-    }
-    for values in product(*choices.values()):
-        sizes = dict(zip(choices, values, strict=True))
-        inner = sizes["tensor"] * sizes["sequence"] * sizes["pipeline"]
-        data, rest = divmod(num_devices, inner)
-        is_useless = sizes["virtual_pipeline"] > 1 and sizes["pipeline"] == 1
-        if rest or not data or data > limits.data_parallel or data % sizes["expert"] or is_useless:
-            continue
-        if -(-limits.data_parallel // data) * data > _MOST_UNEVEN * limits.data_parallel:
-            continue
-        if data % sizes["replicas"] or sizes["tensor"] * sizes["sequence"] > limits.devices_per_node:
-            continue
-        if layout_problem(model, traits.weights, _parallelism(sizes)) is None:
-            is_megatron = engine is TrainingEngine.megatron
-            yield {**sizes, "data": data, "sequence_parallel": is_megatron and sizes["tensor"] > 1}
+    choices = [
+        given.among(name, sizes) if name in traits.axes else [given.values.get(name, 1)] for name, sizes in axes.items()
+    ]
+    values: Iterator[dict[str, Any]] = (dict(zip(axes, own, strict=True)) for own in product(*choices))
+    shapes = [shape for own in values if _is_useful(shape := Parallelism(**own), limits)]
+    shapes = [shape for shape in shapes if layout_problem(model, traits.weights, shape) is None]
+    sizes = {name: np.array([vars(shape)[name] for shape in shapes], dtype=int) for name in axes}
+    inner = sizes["tensor"] * sizes["sequence"] * sizes["pipeline"]
+    data, rest = np.divmod(num_devices[:, None], inner)
+    divides = (rest == 0) & (data > 0) & (data <= limits.prompts)
+    divides &= (data % sizes["expert"] == 0) & (data % sizes["replicas"] == 0)
+    divides &= -(-limits.prompts // np.maximum(data, 1)) * data <= _MOST_UNEVEN * limits.prompts
+    row, shape = np.nonzero(divides)
+    found = {name: size[shape] for name, size in sizes.items()}
+    is_megatron = engine is TrainingEngine.megatron
+    return {**found, "data": data[row, shape], "sequence_parallel": is_megatron & (found["tensor"] > 1)}
 
 
-def _parallelism(sizes: Mapping[str, int]) -> Parallelism:
-    return Parallelism(
-        tensor=sizes["tensor"],
-        pipeline=sizes["pipeline"],
-        virtual_pipeline=sizes["virtual_pipeline"],
-        expert=sizes["expert"],
-        sequence=sizes["sequence"],
-        replicas=sizes["replicas"],
-    )
+def _is_useful(sizes: Parallelism, limits: Limits) -> bool:
+    is_useless = sizes.virtual_pipeline > 1 and sizes.pipeline == 1
+    return not is_useless and sizes.tensor * sizes.sequence <= limits.devices_per_node
 
 
 def _powers_of_two(most: int) -> list[int]:

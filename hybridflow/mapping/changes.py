@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hybridflow.config.placement import PlacementKind
-from hybridflow.engines.traits import TRAINING_ENGINES
+from hybridflow.config.placement import Parallelism, PlacementKind
+from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.mapping.candidates import Given
 from hybridflow.mapping.costs import Layouts, StepCosts
 from hybridflow.mapping.device_files import known_devices
@@ -13,9 +13,14 @@ from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
 from hybridflow.mapping.memory.phases import Phase, colocated_phases
 from hybridflow.mapping.planner import PlannedStep, answer
 from hybridflow.mapping.request import Request
+from hybridflow.models.names.layouts import layout_problem
+from hybridflow.models.names.rules import MODEL_TYPES
 
 MOST_DEVICES = 1024
 """Requests that do not fit are tried on at most this many devices."""
+
+IN_HOST_MEMORY = "in host memory"
+"""Name of the phase of what is offloaded."""
 
 LORA_RANK = 16
 _NODE = 8
@@ -50,6 +55,8 @@ class Shortage:
     roles: tuple[str, ...]
     num_devices: int
     phase: Phase
+    missing_bytes: float
+    """Negative if it fits."""
 
 
 def faster(best: PlannedStep) -> list[Changed]:
@@ -65,7 +72,8 @@ def least_devices(request: Request) -> PlannedStep | None:
 
     Pools may have any number of devices, so that what fits on some devices also fits on more.
     """
-    return _least(replace(request, pool_devices={}), MOST_DEVICES)
+    fixed = {name: request.pool_devices[name] for name in request.pool_clusters}
+    return _least(replace(request, pool_devices=fixed), MOST_DEVICES)
 
 
 def fitting(request: Request, least: PlannedStep | None) -> list[Changed]:
@@ -79,16 +87,38 @@ def fitting(request: Request, least: PlannedStep | None) -> list[Changed]:
 
 
 def shortages(request: Request) -> list[Shortage]:
-    """The least memory that each role needs on all devices, and then that of all together."""
+    """The least memory that each role needs on all devices, then that of all together, each followed by the host's if
+    that is too small."""
     costs, found, layouts = StepCosts(request), [], {}
     for role in request.roles:
-        layout = _least_layout(costs, role, request.cluster.num_devices)
+        layout = _least_layout(costs, role, request.cluster_of(role).num_devices)
         if layout is not None:
             layouts[role] = layout
-            found.append(_shortage(request, costs, (role,), {role: layout}))
-    if len(layouts) == len(request.roles) > 1:
-        found.append(_shortage(request, costs, request.roles, layouts))
+            found += _shortages(request, costs, (role,), {role: layout})
+    if len(layouts) == len(request.roles) > 1 and not request.pool_clusters:
+        found += _shortages(request, costs, request.roles, layouts)
     return found
+
+
+def sharding_problems(request: Request) -> list[str]:
+    """Why engines cannot shard a model in any layout that is allowed, one line for each engine and reason."""
+    tried = [
+        (model.role, engine.name, traits.axes, traits.weights, model.use, model.given)
+        for model in request.models
+        for engine in model.engines
+        if (traits := TRAINING_ENGINES[engine])
+    ]
+    if (rollout := request.rollout) is not None:
+        own = rollout_traits(rollout.engine)
+        tried.append((rollout.role, rollout.engine, own.axes, own.weights, rollout.use, rollout.given))
+    found: dict[tuple[str, str], list[str]] = {}
+    for role, name, axes, weights, use, given in tried:
+        sizes = {axis: given.values.get(axis, 1) for axis in axes}
+        if "tensor" not in given.values and use.geometry.model_type not in MODEL_TYPES and "pipeline" in sizes:
+            sizes["tensor"] = 2  # no size is possible, so that each device needs the whole model
+        if axes and (problem := layout_problem(use.geometry, weights, replace(Parallelism(), **sizes))):
+            found.setdefault((name, problem), []).append(role)
+    return [f"{name} ({', '.join(roles)}): {problem}" for (name, problem), roles in found.items()]
 
 
 def _best(change: Change) -> Changed | None:
@@ -101,7 +131,8 @@ def _more_devices(request: Request) -> Iterator[Change]:
     cluster = request.cluster
     larger = _first_of(_sizes(cluster, 4 * cluster.num_devices), 2 * cluster.num_devices)
     factor = larger // cluster.num_devices
-    pools = {name: devices * factor for name, devices in request.pool_devices.items()}
+    apart = request.pool_clusters
+    pools = {name: size * (1 if name in apart else factor) for name, size in request.pool_devices.items()}
     words = f"{larger} x {cluster.device.name} instead of {cluster.num_devices}"
     yield Change(words, replace(request, cluster=_with_devices(cluster, larger), pool_devices=pools))
 
@@ -111,7 +142,7 @@ def _freed(request: Request) -> Iterator[Change]:
     if request.placement is not PlacementKind.auto:
         yield Change(
             f"any placement instead of {'the given one' if request.pinned else request.placement.value}",
-            replace(request, placement=PlacementKind.auto, pinned={}, pool_devices={}),
+            replace(request, placement=PlacementKind.auto, pinned={}, pool_devices={}, pool_clusters={}),
         )
     for number, model in enumerate(request.models):
         if model.given.values:
@@ -201,9 +232,11 @@ def _least_layout(costs: StepCosts, role: str, num_devices: int) -> TrainingLayo
     return next((layout for layout in layouts if layout is not None), None)
 
 
-def _shortage(request: Request, costs: StepCosts, roles: tuple[str, ...], layouts: Layouts) -> Shortage:
-    device = request.cluster.device
-    phases = colocated_phases([costs.memory(role, layouts) for role in roles], device)
-    fullest = max(phases, key=lambda phase: phase.total)
+def _shortages(request: Request, costs: StepCosts, roles: tuple[str, ...], layouts: Layouts) -> Iterator[Shortage]:
+    memories, cluster = [costs.memory(role, layouts) for role in roles], request.cluster_of(roles[0])
+    fullest = max(colocated_phases(memories, cluster.device), key=lambda phase: phase.total)
     num_devices = max(layout.num_devices for layout in layouts.values())
-    return Shortage(roles, num_devices, fullest)
+    yield Shortage(roles, num_devices, fullest, fullest.shortage(cluster.device))
+    host = Phase(IN_HOST_MEMORY, {part: size for each in memories for part, size in each.host.items()})
+    if (missing := host.total - cluster.offload_bytes) > 0:
+        yield Shortage(roles, num_devices, host, missing)

@@ -44,6 +44,25 @@ def cluster_of(text: str) -> Cluster:
     return replace(kind, num_devices=count, devices_per_node=min(count, usual))
 
 
+def clusters_of(text: str) -> tuple[Cluster, dict[str, Cluster]]:
+    """The cluster of a word, and those of pools that have other devices: `4x8xH100,values=2xA100-80`."""
+    first, *others = text.split(",")
+    pools = {}
+    for other in others:
+        name, equals, word = other.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(
+                f"'{other}' does not name the devices of a pool.",
+                remedy="Write POOL=DEVICES after the run's devices, as in 4xH100,values=2xA100-80.",
+            )
+        if name.strip() in pools:
+            raise ConfigError(
+                f"'{text}' gives the devices of pool '{name.strip()}' twice.", remedy="Leave one of them out."
+            )
+        pools[name.strip()] = cluster_of(word)
+    return cluster_of(first), pools
+
+
 def _other_form(count: int, usual: int) -> str:
     """Nodes of equal size with this number of devices in total."""
     per_node = max(size for size in range(1, usual + 1) if count % size == 0)

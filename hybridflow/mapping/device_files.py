@@ -12,6 +12,7 @@ import yaml
 
 from hybridflow.config.nearest import did_you_mean, did_you_mean_any
 from hybridflow.config.paths import user_path
+from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES
 from hybridflow.errors import ConfigError
 from hybridflow.mapping.devices import Cluster, Device, Efficiency
 
@@ -19,6 +20,8 @@ _KNOWN = Path(__file__).resolve().parents[1] / "assets" / "devices.yaml"
 _FILE = re.compile(r"(?P<path>.*\.ya?ml)(?::(?P<name>.*))?", re.IGNORECASE)
 _REFERENCE = "Write it as in hybridflow/assets/devices.yaml."
 
+_ROLLOUTS = tuple(map(str, ROLLOUT_ENGINES))
+_ENGINES = (*(engine.name for engine in TRAINING_ENGINES), *_ROLLOUTS)
 _NUMBERS = {
     "memory_mib": (1, 1e9),
     "matrix_tflops": (1e-6, 1e6),
@@ -29,13 +32,24 @@ _NUMBERS = {
     "host_gb_per_second": (1e-6, 1e6),
     "devices_per_node": (1, 1e6),
     "reserved_mib": (0, 1e9),
+    "host_memory_mib": (0, 1e9),
     "matrix_efficiency": (1e-6, 1),
     "bandwidth_efficiency": (1e-6, 1),
     "sync_seconds": (0, 10),
+    "cores": (0, 1e6),
 }
 """Ranges of the numbers of a device."""
 
+_HOST_SECONDS = {"launch_seconds": _ENGINES, "request_seconds": _ROLLOUTS}
+"""Keys with seconds of the host by engine, and the engines that they may name."""
+
+_HOST_LIMITS = (0, 10)
+"""Range of these seconds."""
+
 _DEFAULTS = {"matrix_efficiency": 0.5, "bandwidth_efficiency": 0.5, "sync_seconds": 60e-6}
+_HOST_SHARE = 2
+"""Host memory per device, in multiples of the device's, if a user's file does not have it."""
+
 _WHOLE = ("devices_per_node",)
 _UNITS = {
     "mib": "a MiB is 2^20 bytes, and nvidia-smi shows a device's memory in this unit",
@@ -43,11 +57,12 @@ _UNITS = {
     "second": "a GB is 10^9 bytes, and links are counted per device in one direction",
     "node": "it is the number of devices that the faster link connects",
     "efficiency": "it is a fraction of a peak rate",
-    "seconds": "it is the latency of a collective",
+    "cores": "it is the number of processes that run at these rates at once, and 0 for anything but a CPU",
+    "seconds": "it is the latency of a collective, or what an engine takes to launch a layer or to serve a response",
 }
 """By the end of a key, what it counts."""
 
-_KEYS = (*_NUMBERS, "like", "also")
+_KEYS = (*_NUMBERS, *_HOST_SECONDS, "like", "also")
 
 
 def find_device(text: str) -> Cluster:
@@ -73,12 +88,52 @@ def find_device(text: str) -> Cluster:
     return _cluster(name, found[name], f"{path}: {name}")
 
 
+def write_device(path: Path, cluster: Cluster, *, about: str) -> None:
+    """Writes one device as a file that `find_device` reads, with `about` as a comment; four digits of each number."""
+    device, efficiency = cluster.device, cluster.device.efficiency
+    numbers = {
+        "memory_mib": device.memory_bytes / 2**20,
+        "host_memory_mib": cluster.host_bytes / 2**20,
+        "matrix_tflops": device.matrix_flops / 1e12,
+        "float32_tflops": device.float32_flops / 1e12,
+        "memory_gb_per_second": device.memory_bandwidth / 1e9,
+        "node_gb_per_second": cluster.node_link / 1e9,
+        "network_gb_per_second": cluster.network_link / 1e9,
+        "host_gb_per_second": cluster.host_link / 1e9,
+        "devices_per_node": cluster.devices_per_node,
+        "reserved_mib": device.reserved_bytes / 2**20,
+        "matrix_efficiency": efficiency.matrix,
+        "bandwidth_efficiency": efficiency.bandwidth,
+        "sync_seconds": efficiency.sync_seconds,
+        "cores": device.cores,
+    }
+    entry: dict[str, object] = {key: _rounded(number) for key, number in numbers.items()}
+    for key in _HOST_SECONDS:
+        entry[key] = {str(name): _rounded(seconds) for name, seconds in getattr(device, key).items()}
+    text = "".join(f"# {line}\n" for line in about.splitlines())
+    try:
+        path.write_text(text + yaml.safe_dump({device.name: entry}, sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} could not be written: {error.strerror}.", remedy="Give a file in an existing directory."
+        ) from error
+
+
 def device_like(name: str, memory_bytes: int) -> Cluster:
-    """The known device with the name that a driver reports, else the one whose memory is closest; with this memory."""
+    """The known GPU with the name that the driver reports, otherwise the one with the closest memory; with this memory.
+
+    Raises `ConfigError` if both are unknown: a name that is not known, and a memory of 0.
+    """
     try:
         found = _known_device(name.lower().replace("geforce", "").replace("tesla", ""))
-    except ConfigError:
-        found = min(known_devices(), key=lambda known: abs(known.device.memory_bytes - memory_bytes))
+    except ConfigError as error:
+        if not memory_bytes:
+            raise ConfigError(
+                "The GPUs of this run are not known to the planner.",
+                remedy="Describe them: trainer.device_file=FILE.yaml, or hybridflow plan --on DEVICES.",
+            ) from error
+        gpus = [known for known in known_devices() if not known.device.is_cpu]
+        found = min(gpus, key=lambda known: abs(known.device.memory_bytes - memory_bytes))
     return replace(found, device=replace(found.device, memory_bytes=memory_bytes)) if memory_bytes else found
 
 
@@ -123,7 +178,7 @@ def _read(path: Path, where: str) -> Mapping[str, Mapping[str, Any]]:
         raise ConfigError(f"The file of devices {where} is not YAML: {summary}.", remedy=_REFERENCE) from error
     is_sound = isinstance(found, dict) and found and all(isinstance(entry, dict) for entry in found.values())
     if not is_sound:
-        what = "is empty" if not found else "is not a mapping from names to devices"
+        what = "is empty" if found is None or found == {} else "is not a mapping from names to devices"
         raise ConfigError(f"The file of devices {where} {what}.", remedy=_REFERENCE)
     return {str(name): entry for name, entry in found.items()}
 
@@ -135,7 +190,14 @@ def _cluster(name: str, entry: Mapping[str, Any], where: str) -> Cluster:
     if like is not None and not isinstance(like, str):
         raise ConfigError(f"{where} has like={like}, which is not the name of a device.", remedy="Use a known device.")
     base = {} if like is None else _known()[_known_device(like).device.name]
-    entry = {**_DEFAULTS, **base, **entry}
+    if like is not None and entry.get("cores") and not base.get("cores"):
+        raise ConfigError(
+            f"{where} has cores={str(entry['cores'])[:40]} and like={like}, which is not a CPU.",
+            remedy=f"Leave one of them out; {_UNITS['cores']}.",
+        )
+    entry = {**_DEFAULTS, "cores": 0, **base, **entry}
+    if "host_memory_mib" not in entry and "memory_mib" in entry:
+        entry["host_memory_mib"] = _HOST_SHARE * _number("memory_mib", entry["memory_mib"], where)
     if missing := [key for key in _NUMBERS if key not in entry]:
         raise ConfigError(
             f"{where} does not have {', '.join(missing)}.",
@@ -156,9 +218,29 @@ def _cluster(name: str, entry: Mapping[str, Any], where: str) -> Cluster:
         memory_bandwidth=numbers["memory_gb_per_second"] * 1e9,
         reserved_bytes=int(numbers["reserved_mib"] * 2**20),
         efficiency=Efficiency(*(numbers[key] for key in _DEFAULTS)),
+        cores=numbers["cores"],
+        **{key: _host_seconds(key, entry.get(key, {}), where) for key in _HOST_SECONDS},
     )
     links = (numbers[f"{level}_gb_per_second"] * 1e9 for level in ("node", "network", "host"))
-    return Cluster(device, 1, int(numbers["devices_per_node"]), *links)
+    return Cluster(device, 1, int(numbers["devices_per_node"]), *links, host_bytes=numbers["host_memory_mib"] * 2**20)
+
+
+def _host_seconds(key: str, found: object, where: str) -> dict[str, float]:
+    """The seconds of the host, by engine."""
+    engines = _HOST_SECONDS[key]
+    names = [name for name in found if name not in engines] if isinstance(found, dict) else []
+    if not isinstance(found, dict) or names:
+        shown = f"the unknown engine '{names[0]}'" if names else str(found)[:40]
+        raise ConfigError(
+            f"{where} has {shown} in {key}.",
+            remedy=f"Give seconds by engine, as in {{{engines[0]}: 0.001}}. Engines: {', '.join(engines)}.",
+        )
+    return {name: _number(f"{key}.{name}", value, where, _HOST_LIMITS) for name, value in found.items()}
+
+
+def _rounded(number: float) -> float | int:
+    number = float(f"{number:.4g}") if abs(number) < 1e4 else round(number)
+    return int(number) if number == int(number) else number
 
 
 def _check_keys(keys: Iterable[object], where: str) -> None:
@@ -170,8 +252,8 @@ def _check_keys(keys: Iterable[object], where: str) -> None:
         )
 
 
-def _number(key: str, value: object, where: str) -> float:
-    smallest, largest = _NUMBERS[key]
+def _number(key: str, value: object, where: str, limits: tuple[float, float] | None = None) -> float:
+    smallest, largest = limits or _NUMBERS[key]
     kind = "a whole number" if key in _WHOLE else "a number"
     try:
         # YAML reads 3e-5, without a point, as text.
@@ -181,6 +263,6 @@ def _number(key: str, value: object, where: str) -> float:
     if not smallest <= number <= largest or (key in _WHOLE and number % 1):
         raise ConfigError(
             f"{where} has {key}={str(value)[:40]}, which is not {kind} from {smallest:g} to {largest:g}.",
-            remedy=f"Correct it; {_UNITS[key.rpartition('_')[2]]}.",
+            remedy=f"Correct it; {_UNITS[key.partition('.')[0].rpartition('_')[2]]}.",
         )
     return number

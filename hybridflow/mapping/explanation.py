@@ -5,12 +5,12 @@
 
 from dataclasses import asdict, dataclass
 
-from hybridflow.mapping.changes import Changed, Shortage, faster, fitting, least_devices, shortages
-from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.changes import Changed, Shortage, faster, fitting, least_devices, sharding_problems, shortages
 from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
 from hybridflow.mapping.memory.phases import ENGINES, Phase
 from hybridflow.mapping.planner import Answer, PlannedStep
 from hybridflow.mapping.request import Request
+from hybridflow.mapping.timing.generation import cached_sequences
 from hybridflow.mapping.timing.seconds import Seconds
 from hybridflow.models.geometry import active_parameter_count, parameter_count
 
@@ -33,7 +33,13 @@ class Asked:
     device: str
     num_devices: int
     devices_per_node: int
+    other_devices: dict[str, str]
+    """`2 x A100-80`: those of pools of different devices, by pool."""
+
     device_memory_bytes: int
+    offload_bytes: float
+    """Host memory per device for what is offloaded."""
+
     parameters: dict[str, int]
     """By role."""
 
@@ -41,6 +47,12 @@ class Asked:
     """Those that compute one token, by role."""
 
     tokens_per_step: float
+    prompts: int
+    responses_per_prompt: int
+    longest_prompt_tokens: float
+    longest_response_tokens: float
+    mean_prompt_tokens: float
+    mean_response_tokens: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +72,7 @@ class PlannedCall:
 
     parts_seconds: dict[str, float]
     is_critical: bool
-    """Whether the step would be shorter if this call were."""
+    """Whether it is on the longest chain of calls, which determines the length of the step."""
 
     @property
     def largest_part(self) -> str | None:
@@ -89,11 +101,10 @@ class MemoryPhase:
         return sizes
 
     @classmethod
-    def of(cls, phase: Phase, cluster: Cluster) -> "MemoryPhase":
-        """The phase on a device of the cluster; the largest part first."""
+    def of(cls, phase: Phase, missing_bytes: float) -> "MemoryPhase":
+        """The phase on a device that lacks so many bytes; the largest part first."""
         parts = dict(sorted(phase.parts.items(), key=lambda part: -part[1]))
-        free = -phase.shortage(cluster.device)
-        return cls(name=phase.name, total_bytes=phase.total, free_bytes=free, parts_bytes=parts)
+        return cls(name=phase.name, total_bytes=phase.total, free_bytes=-missing_bytes, parts_bytes=parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,12 +122,16 @@ class PlannedPool:
     """A pool of devices."""
 
     name: str
+    device: str
     num_devices: int
     roles: list[PlannedRole]
     idle_fraction: float
     memory: list[MemoryPhase]
     host_bytes: float
     """In the memory of the node, for each device."""
+
+    offload_bytes: float
+    """Host memory per device for what is offloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,14 +195,17 @@ class Explanation:
     """The best ones, the shortest step first, and the best of each kind."""
 
     changes: list[EvaluatedChange]
-    """Single changes that were tried and help, the best first: they shorten the step or, if nothing fits, make it fit
-    on fewer devices than more of the same kind."""
+    """Single changes that were tried and help, the best first: they shorten the step or, if nothing fits, make the run
+    fit on fewer devices than it needs without the change."""
 
     least_devices: EvaluatedChange | None
     """If nothing fits, the smallest number of devices of this kind on which it does."""
 
     needed: list[NeededMemory]
     """If nothing fits, what roles need at least, by themselves and then all together."""
+
+    sharding_problems: list[str]
+    """If nothing fits, why engines cannot shard a model."""
 
 
 def explain(found: Answer) -> Explanation:
@@ -203,7 +221,8 @@ def explain(found: Answer) -> Explanation:
             placements=[],
             changes=[_evaluated(each, None) for each in fitting(request, least)],
             least_devices=None if least is None else _evaluated(Changed("more devices", least), None),
-            needed=[_needed(each, request.cluster) for each in shortages(request)],
+            needed=[_needed(each) for each in shortages(request)],
+            sharding_problems=sharding_problems(request),
         )
     best = found.plans[0]
     facts = step_facts(best)
@@ -213,10 +232,11 @@ def explain(found: Answer) -> Explanation:
         fits=True,
         step=facts,
         bottleneck=max(critical, key=lambda call: call.seconds).name if critical else None,
-        placements=_placements(found),
+        placements=placements(found),
         changes=[_evaluated(each, best) for each in faster(best)],
         least_devices=None,
         needed=[],
+        sharding_problems=[],
     )
 
 
@@ -243,17 +263,27 @@ def step_facts(step: PlannedStep) -> StepFacts:
 
 
 def _asked(request: Request) -> Asked:
-    cluster, rollout = request.cluster, request.rollout
+    cluster, rollout, work = request.cluster, request.rollout, request.workload
     uses = {model.role: model.use for model in request.models} | ({rollout.role: rollout.use} if rollout else {})
     return Asked(
         title=request.title,
         device=cluster.device.name,
         num_devices=cluster.num_devices,
         devices_per_node=cluster.devices_per_node,
+        other_devices={
+            name: f"{request.pool_devices[name]} x {other.device.name}" for name, other in request.pool_clusters.items()
+        },
         device_memory_bytes=cluster.device.memory_bytes,
+        offload_bytes=cluster.offload_bytes,
         parameters={role: parameter_count(use.geometry) for role, use in uses.items()},
         active_parameters={role: active_parameter_count(use.geometry) for role, use in uses.items()},
-        tokens_per_step=request.workload.tokens,
+        tokens_per_step=work.tokens,
+        prompts=request.batch_prompts,
+        responses_per_prompt=work.rows // request.batch_prompts,
+        longest_prompt_tokens=work.prompts.longest,
+        longest_response_tokens=work.responses.longest,
+        mean_prompt_tokens=work.prompts.mean,
+        mean_response_tokens=work.responses.mean,
     )
 
 
@@ -278,25 +308,34 @@ def _call(step: PlannedStep, position: int, parts: Seconds, start: float, end: f
 
 def _pool(step: PlannedStep, name: str, idle_fraction: float) -> PlannedPool:
     roles, num_devices = step.pools[name]
+    cluster = step.request.cluster_of(roles[0])
     return PlannedPool(
         name=name,
+        device=cluster.device.name,
         num_devices=num_devices,
-        roles=[_role(role, step.layouts[role]) for role in roles],
+        roles=[_role(step, role) for role in roles],
         idle_fraction=idle_fraction,
-        memory=[MemoryPhase.of(phase, step.request.cluster) for phase in step.phases(name)],
+        memory=[MemoryPhase.of(phase, phase.shortage(cluster.device)) for phase in step.phases(name)],
         host_bytes=sum(step.memory(role).host_bytes for role in roles),
+        offload_bytes=cluster.offload_bytes,
     )
 
 
-def _role(role: str, layout: TrainingLayout | RolloutLayout) -> PlannedRole:
-    return PlannedRole(role=role, layout=layout.in_words, sizes={**vars(layout), "engine": _name(layout)})
+def _role(step: PlannedStep, role: str) -> PlannedRole:
+    layout, rollout, words = step.layouts[role], step.request.rollout, step.layouts[role].in_words
+    if isinstance(layout, RolloutLayout) and rollout is not None:
+        cached = cached_sequences(rollout.use, layout, step.request.workload)
+        if cached < layout.max_sequences:
+            words += f" at most, about {cached:,.0f} in the KV cache"
+    return PlannedRole(role=role, layout=words, sizes={**vars(layout), "engine": _name(layout)})
 
 
 def _name(layout: TrainingLayout | RolloutLayout) -> str:
     return layout.engine.name if isinstance(layout, TrainingLayout) else layout.engine
 
 
-def _placements(found: Answer) -> list[Placement]:
+def placements(found: Answer) -> list[Placement]:
+    """The best placements and the best of each kind, the shortest step first."""
     steps = {step.plan.name: step for step in [*found.plans, *found.best_of_kind.values()]}
     return [
         Placement(
@@ -326,6 +365,6 @@ def _evaluated(changed: Changed, best: PlannedStep | None) -> EvaluatedChange:
     )
 
 
-def _needed(shortage: Shortage, cluster: Cluster) -> NeededMemory:
-    memory = MemoryPhase.of(shortage.phase, cluster)
+def _needed(shortage: Shortage) -> NeededMemory:
+    memory = MemoryPhase.of(shortage.phase, shortage.missing_bytes)
     return NeededMemory(roles=list(shortage.roles), num_devices=shortage.num_devices, memory=memory)

@@ -1,13 +1,13 @@
 """The planner's answer for people: plain columns, at most `WIDTH` wide, the same on a terminal and in a pipe."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from textwrap import fill
 
-from hybridflow.mapping.changes import MOST_DEVICES
+from hybridflow.mapping.changes import IN_HOST_MEMORY, MOST_DEVICES
 from hybridflow.mapping.explanation import Asked, EvaluatedChange, Explanation, MemoryPhase, StepFacts, explain
 from hybridflow.mapping.memory.phases import gib
 from hybridflow.mapping.planner import Answer
-from hybridflow.observability.formatting import columns, count, counted, percent, short, spoken_duration
+from hybridflow.observability.formatting import columns, count, counted, percent, short, spoken_duration, table
 from hybridflow.observability.printable import printable
 
 WIDTH = 120
@@ -28,7 +28,8 @@ CAUSES = {
     "prefill": "prefill of prompts",
     "weights": "reading weights to decode",
     "cache": "reading the KV cache",
-    "transfer": "the links",
+    "launches": "kernel launches without CUDA graphs",
+    "transfer": "transferring weights",
 }
 """The parts of an operation's seconds, as what the operation is bound by."""
 
@@ -49,11 +50,21 @@ def _title(asked: Asked) -> Iterator[str]:
         size = f"{count(parameters)} parameters" + (f", {count(active)} active" if active != parameters else "")
         roles.setdefault(size, []).append(role)
     models = "; ".join(f"{', '.join(names)}: {size}" for size, names in roles.items())
-    yield f"{asked.title} on {_devices(asked.num_devices, asked.devices_per_node, asked.device)}"
+    others = "".join(f" and {devices} (pool {name})" for name, devices in asked.other_devices.items())
+    yield f"{asked.title} on {devices_in_words(asked.num_devices, asked.devices_per_node, asked.device)}{others}"
     yield models
+    yield _workload(asked)
 
 
-def _devices(number: int, per_node: int, device: str) -> str:
+def _workload(asked: Asked) -> str:
+    responses = counted(asked.responses_per_prompt, "response")
+    longest = f"up to {asked.longest_prompt_tokens:,.0f} + {asked.longest_response_tokens:,.0f} tokens"
+    mean = f"{round(asked.mean_prompt_tokens, 1):,g} + {round(asked.mean_response_tokens, 1):,g} on average"
+    return f"{counted(asked.prompts, 'prompt')} x {responses} of {longest}, {mean}"
+
+
+def devices_in_words(number: int, per_node: int, device: str) -> str:
+    """`16 x H100 (2 nodes of 8)`."""
     nodes = -(-number // per_node)
     return f"{number} x {device}" + (f" ({nodes} nodes of {per_node})" if nodes > 1 else "")
 
@@ -63,7 +74,9 @@ def _fitting(explained: Explanation, step: StepFacts) -> Iterator[str]:
     yield f"It fits: a step takes about {spoken_duration(step.seconds)}, {rate} tokens per second."
     for pool in step.pools:
         idle = f", idle for {percent(pool.idle_fraction, 1)} of the step" if pool.idle_fraction > 0 else ""
-        yield f"\npool {pool.name}: {counted(pool.num_devices, 'device')}{idle}"
+        is_own = pool.device != explained.asked.device
+        size = f"{pool.num_devices} x {pool.device}" if is_own else counted(pool.num_devices, "device")
+        yield f"\npool {pool.name}: {size}{idle}"
         yield from columns([["  " + role.role, role.layout] for role in pool.roles])
     if step.idle_devices:
         yield f"\nnot used: {counted(step.idle_devices, 'device')}"
@@ -85,19 +98,21 @@ def _calls(step: StepFacts) -> Iterator[str]:
         bound = f"{CAUSES.get(part, part)} ({percent(call.parts_seconds[part], call.seconds)})" if part else "-"
         numbers = [short(call.start_seconds), short(call.seconds), percent(call.share, 1)]
         rows.append([call.name, call.pool or "-", *numbers, "yes" if call.is_critical else "no", bound])
-    yield from _table(rows, numbers=(2, 3, 4))
+    yield from table(rows, numbers=(2, 3, 4))
 
 
 def _memory(asked: Asked, step: StepFacts) -> Iterator[str]:
-    card = gib(asked.device_memory_bytes)
-    rows = [["pool", "phase", "GiB", "free", f"contents per device, of {card} GiB"]]
+    is_alike = all(pool.device == asked.device for pool in step.pools)
+    card = f", of {gib(asked.device_memory_bytes)} GiB" if is_alike else ""
+    rows = [["pool", "phase", "GiB", "free", f"contents per device{card}"]]
     for pool in step.pools:
         for phase in pool.memory:
             rows.append([pool.name, phase.name, gib(phase.total_bytes), gib(phase.free_bytes), _contents(phase)])
-    yield from _table(rows, numbers=(2, 3))
+    yield from table(rows, numbers=(2, 3))
     for pool in step.pools:
         if pool.host_bytes:
-            yield f"In host memory, for each device of pool {pool.name}: {gib(pool.host_bytes)} GiB."
+            room = f"{gib(pool.host_bytes)} of {gib(pool.offload_bytes)} GiB"
+            yield f"Offloaded to host memory, for each device of pool {pool.name}: {room}."
 
 
 def _contents(phase: MemoryPhase) -> str:
@@ -114,7 +129,7 @@ def _placements(explained: Explanation) -> Iterator[str]:
         rows.append(
             [place.name, ", ".join(place.kinds), devices, short(place.seconds), "chosen" if is_best else longer]
         )
-    yield from _table(rows, numbers=(3, 4))
+    yield from table(rows, numbers=(3, 4))
 
 
 def _conclusion(explained: Explanation, step: StepFacts) -> Iterator[str]:
@@ -137,18 +152,35 @@ def _saving(change: EvaluatedChange) -> str:
 
 
 def _impossible(explained: Explanation) -> Iterator[str]:
-    asked = explained.asked
-    yield "It does not fit. Roles need at least:"
+    yield "It does not fit." + (" Roles need at least:" if explained.needed else " No role has a layout.")
+    if explained.needed:
+        yield ""
+        yield from _needed(explained)
+    if explained.sharding_problems:
+        yield "\nEngines that cannot shard a model:"
+        yield from (f"  {problem}." for problem in explained.sharding_problems)
     yield ""
-    card = gib(asked.device_memory_bytes)
-    rows = [["roles", "devices", "phase", "GiB", "short", f"contents per device, of {card} GiB"]]
+    yield from _changes(explained)
+
+
+def _needed(explained: Explanation) -> Iterator[str]:
+    asked = explained.asked
+    on_device = [need.memory for need in explained.needed if need.memory.name != IN_HOST_MEMORY]
+    cards = {gib(memory.total_bytes + memory.free_bytes) for memory in on_device}
+    card = f", of {gib(asked.device_memory_bytes)} GiB" if len(cards) == 1 else ""
+    rows = [["roles", "devices", "phase", "GiB", "short", f"contents per device{card}"]]
     for need in explained.needed:
         name = need.roles[0] if len(need.roles) == 1 else "all together"
         short_by = gib(-need.memory.free_bytes) if need.memory.free_bytes < 0 else "fits"
         numbers = [gib(need.memory.total_bytes), short_by]
         rows.append([name, str(need.num_devices), need.memory.name, *numbers, _contents(need.memory)])
-    yield from _table(rows, numbers=(1, 3, 4))
-    yield ""
+    yield from table(rows, numbers=(1, 3, 4))
+    if any(need.memory.name == IN_HOST_MEMORY for need in explained.needed):
+        yield f"Host memory for what is offloaded: {gib(asked.offload_bytes)} GiB per device."
+
+
+def _changes(explained: Explanation) -> Iterator[str]:
+    asked = explained.asked
     least = explained.least_devices
     if least is None:
         yield f"No number of {asked.device} up to {MOST_DEVICES:,} is enough."
@@ -169,9 +201,3 @@ def _making_room(change: EvaluatedChange) -> str:
         f"{change.change}; it then fits on {change.num_devices} x {change.device}, with steps of about"
         f" {spoken_duration(change.seconds)}."
     )
-
-
-def _table(rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> list[str]:
-    """Aligned columns; those of numbers to the right."""
-    widths = {column: max(len(row[column]) for row in rows) for column in numbers}
-    return columns([[cell.rjust(widths.get(at, 0)) for at, cell in enumerate(row)] for row in rows])

@@ -31,11 +31,12 @@ _DARK_STYLE = """
 def svg_of(step: PlannedStep) -> str:
     """The whole page of a plan."""
     facts, cluster = step_facts(step), step.request.cluster
+    most = max(each.device.memory_bytes for each in (cluster, *step.request.pool_clusters.values()))
     colors = role_colors(call.role for call in facts.calls if call.seconds)
     top = 92.0
     timeline = [*_timeline(facts, colors, top)]
     memory_top = top + 76 + (_LANE + 8) * len(facts.pools)
-    memory = [*_memory(facts.pools, cluster.device.memory_bytes, memory_top)]
+    memory = [*_memory(facts.pools, most, memory_top)]
     rows = sum(len(pool.memory) for pool in facts.pools)
     height = memory_top + 42 + rows * _ROW + (_HEADER + 16) * len(facts.pools) + 8
     title = _safe(f"{step.request.title} on {cluster.num_devices} x {cluster.device.name}")
@@ -46,7 +47,7 @@ def svg_of(step: PlannedStep) -> str:
         f' viewBox="0 0 {_WIDTH:.0f} {height:.0f}" role="img" aria-labelledby="title description">',
         f'<title id="title">{title}</title>',
         f'<desc id="description">{_safe(words)}</desc>',
-        styles({*colors.values()}, _STYLE, _DARK_STYLE),
+        styles({*colors.values(), *range(len(CONTENTS))}, _STYLE, _DARK_STYLE),
         f'<rect class="page" width="{_WIDTH:.0f}" height="{height:.0f}" rx="14"/>',
         f'<text class="title" x="24" y="40">{title}</text>',
         f'<text class="soft" x="24" y="62">{_safe(purpose)}</text>',

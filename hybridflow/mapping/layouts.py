@@ -1,6 +1,10 @@
 """How the devices of a role run its model: what the search chooses, and what the cost models take."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from hybridflow.config.training import TrainingEngine
 from hybridflow.models.geometry import ModelGeometry
@@ -19,6 +23,8 @@ class ModelUse:
     """Whether it computes logits; a critic or a reward model has one output per token instead."""
 
     lora_rank: int = 0
+    copies_state: bool = False
+    """Whether its state is copied to the memory of its node between steps, and that is the memory of its devices."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +32,8 @@ class TrainingLayout:
     """Parallel sizes and memory settings of a training engine, as in `config.training.Training`.
 
     `data * pipeline * sequence * tensor` devices; `expert` divides `data` (megatron).
+
+    In the search, sizes are arrays with a row for each of many layouts, whose memory and seconds are computed at once.
     """
 
     engine: TrainingEngine
@@ -50,20 +58,43 @@ class TrainingLayout:
 
     @property
     def in_words(self) -> str:
-        """`fsdp, data 2 x tensor 2, micro-batches of 8,192 tokens`."""
+        """`fsdp, data 2 x tensor 2, microbatches of 8,192 tokens`."""
         sizes = {name: vars(self)[name] for name in ("data", "pipeline", "sequence", "tensor")}
         layout = " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
         others = {"expert": self.expert, "virtual pipeline": self.virtual_pipeline, "replicas": self.replicas}
         further = [f"{name} {size}" for name, size in others.items() if size > 1]
         names = ("gradient_checkpointing", "offload_parameters", "offload_optimizer")
         switches = [name.replace("_", " ") for name in names if vars(self)[name]]
-        micro = f"micro-batches of {self.microbatch_tokens:,} tokens"
+        micro = f"microbatches of {self.microbatch_tokens:,} tokens"
         return ", ".join(filter(None, [self.engine.name, layout, *further, micro, *switches]))
 
     @property
     def model_parallel(self) -> int:
         """Devices that share one copy of a layer's activations and of a batch shard."""
         return self.pipeline * self.sequence * self.tensor
+
+    def at(self, rows: np.ndarray) -> "TrainingLayout":
+        """These rows of layouts whose sizes are arrays."""
+        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **{name: value[rows] for name, value in arrays.items()})
+
+    def listed(self) -> "list[TrainingLayout]":
+        """Each of the layouts whose sizes are arrays."""
+        rows = np.size(self.num_devices)
+        columns = [each.tolist() if isinstance(each, np.ndarray) else [each] * rows for each in vars(self).values()]
+        return [TrainingLayout(**dict(zip(vars(self), row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def joined(layouts: Sequence[TrainingLayout]) -> TrainingLayout:
+    """Layouts whose sizes are arrays as one, all of whose fields are arrays."""
+    shapes = [np.shape(each.num_devices) for each in layouts]
+    columns: dict[str, Any] = {
+        name: np.concatenate(
+            [np.broadcast_to(vars(each)[name], own) for each, own in zip(layouts, shapes, strict=True)]
+        )
+        for name in vars(layouts[0])
+    }
+    return TrainingLayout(**columns)
 
 
 @dataclass(frozen=True, kw_only=True)

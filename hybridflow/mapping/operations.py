@@ -53,10 +53,16 @@ class Option:
     extra_bytes: float
     """The most that it takes in addition while one of its operations runs."""
 
+    host_bytes: float = 0.0
+    """Memory of the node that it takes per device."""
+
 
 class Costs(Protocol):
     """The costs of each unit on each number of devices."""
 
-    def options(self, unit: tuple[str, ...], num_devices: int) -> Sequence[Option]:
-        """The options of a unit on a number of devices; empty if it does not fit."""
+    def options(self, unit: tuple[str, ...], sizes: Sequence[int]) -> Sequence[Sequence[Option]]:
+        """The options of a unit on each of these numbers of devices.
+
+        Options that do not fit in memory, or that another is no worse than in every respect, may be left out.
+        """
         ...

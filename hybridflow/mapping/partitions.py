@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+
+from hybridflow.config.placement import PlacementKind
 
 Partition = tuple[tuple[str, ...], ...]
 """The roles of each pool. Roles and pools are in the order of the step."""
@@ -11,32 +12,18 @@ Unit = tuple[str, ...]
 """Roles of one pool that are laid out together."""
 
 
-class PlacementKind(Enum):
-    """A placement with a name of its own. A partition can be of several kinds."""
-
-    colocated = "colocated"
-    """All roles share one pool."""
-
-    split = "split"
-    """Two pools."""
-
-    standalone = "standalone"
-    """Each role has its own pool, except roles that are laid out together."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Restrictions:
     """The placements and allocations among which a search chooses."""
 
     kind: PlacementKind | None = None
+    """One of those in `kinds_of`."""
+
     pool_of: Mapping[str, str] = field(default_factory=dict)
     """Pool names of roles: roles with the same name share a pool, roles with different names do not."""
 
     pool_devices: Mapping[str, int] = field(default_factory=dict)
     """The number of devices of named pools."""
-
-    least_devices: Mapping[str, int] = field(default_factory=dict)
-    """The least number of devices of a role's pool."""
 
     granularity: int = 1
     """The devices of other pools are a multiple of this: the size of a node, for whole nodes."""
@@ -48,12 +35,10 @@ class Restrictions:
     def sizes(self, pool: Sequence[str], num_devices: int) -> range:
         """The numbers of devices that the pool can have."""
         name = self.pool_name(pool)
-        least = max((self.least_devices.get(role, 1) for role in pool), default=1)
         if name is not None and name in self.pool_devices:
             fixed = self.pool_devices[name]
-            return range(fixed, fixed + 1) if least <= fixed <= num_devices else range(0)
-        step = self.granularity
-        return range(-(-least // step) * step, num_devices + 1, step)
+            return range(fixed, fixed + 1) if 1 <= fixed <= num_devices else range(0)
+        return range(self.granularity, num_devices + 1, self.granularity)
 
 
 def partitions(roles: Sequence[str], joint: Sequence[Sequence[str]], restrictions: Restrictions) -> Iterator[Partition]:
@@ -67,7 +52,7 @@ def partitions(roles: Sequence[str], joint: Sequence[Sequence[str]], restriction
 
 
 def kinds_of(partition: Partition, joint: Sequence[Sequence[str]]) -> tuple[PlacementKind, ...]:
-    """The kinds of a partition."""
+    """The kinds of a partition, of one pool, of two, or of one for each role or roles that are laid out together."""
     is_of_kind = {
         PlacementKind.colocated: len(partition) == 1,
         PlacementKind.split: len(partition) == 2,
@@ -84,6 +69,11 @@ def units_of(pool: Sequence[str], joint: Sequence[Sequence[str]]) -> tuple[Unit,
         key = group_of.get(role, role)
         units[key] = (*units.get(key, ()), role)
     return tuple(units.values())
+
+
+def pool_numbers(partition: Partition) -> dict[str, int]:
+    """The number of each role's pool."""
+    return {role: number for number, pool in enumerate(partition) for role in pool}
 
 
 def partition_name(partition: Partition) -> str:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hybridflow.config.placement import PlacementKind
-from hybridflow.mapping import partitions
-from hybridflow.mapping.costs import Layouts, StepCosts
+from hybridflow.mapping.costs import Layouts, StepCosts, memory_limit
 from hybridflow.mapping.memory.phases import Phase, RoleMemory, colocated_phases
 from hybridflow.mapping.operations import OperationKind
 from hybridflow.mapping.partitions import Restrictions
 from hybridflow.mapping.request import Request
-from hybridflow.mapping.search import Found, Plan, Problem, search
+from hybridflow.mapping.search import Plan, Problem, search
 from hybridflow.mapping.timing.seconds import Seconds
 
 _BY_NODE_ABOVE = 128
@@ -47,16 +46,20 @@ class PlannedStep:
 
     def operation_seconds(self) -> list[Seconds]:
         """The seconds of each operation, by cause."""
-        costs = StepCosts(self.request)
-        return [costs.seconds(operation, self.layouts) for operation in self.request.operations]
+        return [self._costs.seconds(operation, self.layouts) for operation in self.request.operations]
 
     def memory(self, role: str) -> RoleMemory:
         """The memory of a role on each of its devices."""
-        return StepCosts(self.request).memory(role, self.layouts)
+        return self._costs.memory(role, self.layouts)
 
     def phases(self, pool: str) -> list[Phase]:
         """The contents of a device's memory in each phase of a step, for the devices of a pool."""
-        return colocated_phases([self.memory(role) for role in self.pools[pool][0]], self.request.cluster.device)
+        roles, _ = self.pools[pool]
+        return colocated_phases([self.memory(role) for role in roles], self.request.cluster_of(roles[0]).device)
+
+    @cached_property
+    def _costs(self) -> StepCosts:
+        return StepCosts(self.request)
 
     def _name_of(self, roles: Sequence[str]) -> str:
         rollout = self.request.rollout
@@ -75,17 +78,13 @@ class Answer:
     best_of_kind: Mapping[str, PlannedStep]
     """The best plan of each kind of placement."""
 
-    found: Found
-
 
 def answer(request: Request, *, num_plans: int = 5) -> Answer:
     """The plans with the shortest steps."""
-    cluster, rollout = request.cluster, request.rollout
-    joint = [(rollout.actor, rollout.role)] if rollout is not None and rollout.actor is not None else []
-    roles = set(request.roles)
+    cluster, roles = request.cluster, set(request.roles)
     restrictions = Restrictions(pool_of=request.pinned, pool_devices=request.pool_devices)
-    if request.placement in _KINDS:
-        restrictions = Restrictions(kind=_KINDS[request.placement])
+    if request.placement not in (PlacementKind.auto, PlacementKind.given):
+        restrictions = Restrictions(kind=request.placement)
     if cluster.num_devices > _BY_NODE_ABOVE:
         restrictions = replace(restrictions, granularity=cluster.devices_per_node)
     outside: dict[str, list[float]] = {}
@@ -97,9 +96,10 @@ def answer(request: Request, *, num_plans: int = 5) -> Answer:
         Problem(
             operations=request.operations,
             costs=StepCosts(request),
-            num_devices=cluster.num_devices,
-            memory_bytes=cluster.device.memory_bytes - cluster.device.reserved_bytes,
-            joint=joint,
+            num_devices=cluster.num_devices + sum(each.num_devices for each in request.pool_clusters.values()),
+            memory=memory_limit(cluster),
+            memory_of={name: memory_limit(each) for name, each in request.pool_clusters.items()},
+            joint=request.joint,
             fixed_seconds=outside,
             restrictions=restrictions,
         ),
@@ -109,7 +109,6 @@ def answer(request: Request, *, num_plans: int = 5) -> Answer:
         request=request,
         plans=tuple(PlannedStep(request, plan) for plan in found.plans),
         best_of_kind={kind.name: PlannedStep(request, plan) for kind, plan in found.best_of_kind.items()},
-        found=found,
     )
 
 
@@ -117,10 +116,3 @@ def as_layouts(choice: object) -> Layouts:
     """The layouts of an option, which the search passes on unread."""
     assert isinstance(choice, dict), f"an option chooses a {type(choice)}"
     return choice
-
-
-_KINDS = {
-    PlacementKind.colocated: partitions.PlacementKind.colocated,
-    PlacementKind.split: partitions.PlacementKind.split,
-    PlacementKind.standalone: partitions.PlacementKind.standalone,
-}

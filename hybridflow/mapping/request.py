@@ -38,6 +38,9 @@ class PlannedRollout:
     memory_fraction: float | None = None
     """The fraction of a device that the user gave it; None lets the search choose its cache."""
 
+    captures_graphs: bool = True
+    """Whether decoding steps are captured as CUDA graphs (vllm)."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -58,8 +61,25 @@ class Request:
     pool_devices: Mapping[str, int] = field(default_factory=dict)
     """With `PlacementKind.given`, the devices of each pool."""
 
-    least_prompts: int = 1
-    """Prompts of the smallest minibatch: the most data-parallel ranks of any role."""
+    pool_clusters: Mapping[str, Cluster] = field(default_factory=dict)
+    """With `PlacementKind.given`, the devices of pools that `cluster` does not have."""
+
+    minibatch_prompts: int = 1
+    """Prompts of the smallest minibatch: the most data-parallel ranks of a trained role."""
+
+    batch_prompts: int = 1
+    """Prompts of the batch: the most data-parallel ranks of a frozen role, and the most replicas of the rollout."""
+
+    def cluster_of(self, role: str) -> Cluster:
+        """The devices among which are those of a role."""
+        return self.pool_clusters.get(self.pinned.get(role, ""), self.cluster)
+
+    @property
+    def joint(self) -> tuple[tuple[str, str], ...]:
+        """Roles that are laid out together if they share a pool: the actor and the rollout, which generates with its
+        weights."""
+        rollout = self.rollout
+        return ((rollout.actor, rollout.role),) if rollout is not None and rollout.actor is not None else ()
 
     @property
     def roles(self) -> tuple[str, ...]:

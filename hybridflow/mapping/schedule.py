@@ -39,9 +39,6 @@ class Schedule:
     busy_seconds: tuple[float, ...]
     """Seconds in which each pool computes."""
 
-    bottleneck: int | None
-    """The pool with the most critical seconds; none if no critical operation is in a pool."""
-
     @property
     def idle_fractions(self) -> tuple[float, ...]:
         """The fraction of the step in which each pool does not compute."""
@@ -65,14 +62,12 @@ def schedule(
     pools = range(max(pool_of.values(), default=-1) + 1)
     members = [[at for at, each in enumerate(operations) if pool_of.get(each.role) == pool] for pool in pools]
     longest = max(chains(operations, pool_of, lag=lag), key=lambda chain: _length(chain, seconds))
-    shares = [sum(seconds[at] for at in own if at in longest.members) for own in members]
     return Schedule(
         seconds=max(ends) if lag == 0 else _length(longest, seconds),
         starts=tuple(starts),
         ends=tuple(ends),
         critical=tuple(sorted(longest.members)),
         busy_seconds=tuple(sum(seconds[at] for at in own) for own in members),
-        bottleneck=max(pools, key=shares.__getitem__) if any(shares) else None,
     )
 
 

@@ -10,21 +10,22 @@ from functools import cached_property
 
 import numpy as np
 
+from hybridflow.config.placement import PlacementKind
 from hybridflow.errors import HybridflowError
 from hybridflow.mapping.allocations import WORST, Best, PlacementSearch
 from hybridflow.mapping.operations import Costs, Operation, Option
 from hybridflow.mapping.partitions import (
     Partition,
-    PlacementKind,
     Restrictions,
     Unit,
     kinds_of,
     partition_name,
     partitions,
+    pool_numbers,
     units_of,
 )
 from hybridflow.mapping.schedule import Schedule, chains, schedule
-from hybridflow.mapping.tables import PoolTable, UnitTable
+from hybridflow.mapping.tables import MemoryLimit, PoolTable, UnitTable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,9 @@ class Problem:
     operations: Sequence[Operation]
     costs: Costs
     num_devices: int
-    memory_bytes: float
-    """Memory per device that roles can take."""
+    memory: MemoryLimit
+    memory_of: Mapping[str, MemoryLimit] = field(default_factory=dict)
+    """That of named pools with other devices."""
 
     joint: Sequence[Sequence[str]] = ()
     """Groups of roles that are laid out together if they share a pool: the actor and the rollout, which then share
@@ -102,9 +104,6 @@ class Found:
     num_evaluated: int
     """Allocations whose options were examined; bounds excluded the others."""
 
-    least_devices: Mapping[str, int | None]
-    """If no placement fits, for each role the least number of devices on which it fits by itself, if there is one."""
-
 
 def search(problem: Problem, *, num_plans: int = 5) -> Found:
     """The plans with the shortest steps, of this many placements and of each kind of placement.
@@ -133,7 +132,6 @@ def search(problem: Problem, *, num_plans: int = 5) -> Found:
         best_of_kind={kind: plans[id(found)] for kind, found in best_of.items()},
         num_placements=len(searches),
         num_evaluated=num_evaluated,
-        least_devices={} if ranked else {role: _least_devices(problem, role) for role in problem.roles},
     )
 
 
@@ -153,18 +151,24 @@ class _Tables:
                 asked.setdefault(unit, set()).update(self.sizes[pool])
         self.units = {unit: self._unit_table(unit, sizes) for unit, sizes in asked.items()}
         self.pools = {
-            pool: PoolTable([self.units[unit] for unit in units_of(pool, problem.joint)], problem.memory_bytes)
+            pool: PoolTable([self.units[unit] for unit in units_of(pool, problem.joint)], self._memory(pool))
             for pool in pools
         }
 
     def _unit_table(self, unit: Unit, sizes: set[int]) -> UnitTable:
-        options = [self.problem.costs.options(unit, size) if size in sizes else () for size in self.all_sizes]
-        return UnitTable(unit, self.problem.positions(unit), self.all_sizes, options, self.problem.memory_bytes)
+        asked = sorted(sizes)
+        found = dict(zip(asked, self.problem.costs.options(unit, asked), strict=True))
+        options = [found.get(size, ()) for size in self.all_sizes]
+        return UnitTable(unit, self.problem.positions(unit), self.all_sizes, options, self._memory(unit))
+
+    def _memory(self, roles: Sequence[str]) -> MemoryLimit:
+        name = self.problem.restrictions.pool_name(roles)
+        return self.problem.memory_of.get(name or "", self.problem.memory)
 
     def search(self, placement: Partition) -> PlacementSearch:
         """The search for the best plan of a placement."""
         problem = self.problem
-        found = chains(problem.operations, _pool_of(placement), lag=problem.lag)
+        found = chains(problem.operations, pool_numbers(placement), lag=problem.lag)
         weights = np.ones((len(found) + 1, len(problem.operations)))
         for row, chain in zip(weights, found, strict=False):
             row[:] = [chain.factor if position in chain.members else 0.0 for position in range(len(row))]
@@ -199,13 +203,8 @@ class _Tables:
             tuple(pools),
             kinds_of(placement, problem.joint),
             problem.num_devices - sum(best.devices),
-            schedule(problem.operations, seconds, _pool_of(placement), lag=problem.lag),
+            schedule(problem.operations, seconds, pool_numbers(placement), lag=problem.lag),
         )
-
-
-def _pool_of(placement: Partition) -> dict[str, int]:
-    """The number of each role's pool."""
-    return {role: number for number, pool in enumerate(placement) for role in pool}
 
 
 def _check(problem: Problem) -> None:
@@ -224,7 +223,7 @@ def _check(problem: Problem) -> None:
                 remedy="Give the seconds of each of its operations, in the order of the step.",
             )
     grouped = [role for group in problem.joint for role in group]
-    named = {*grouped, *rules.pool_of, *rules.least_devices}
+    named = {*grouped, *rules.pool_of}
     if not problem.roles or named - set(problem.roles):
         raise HybridflowError(
             f"The placed roles are {', '.join(problem.roles) or 'none'}; restrictions and joint groups name"
@@ -244,13 +243,3 @@ def _check(problem: Problem) -> None:
             f"Found {problem.num_devices} devices, a granularity of {rules.granularity} and a lag of {problem.lag}.",
             remedy="Use at least 1 device, a granularity of at least 1 and a lag of at least 0.",
         )
-
-
-def _least_devices(problem: Problem, role: str) -> int | None:
-    """The least number of devices on which the role fits by itself."""
-    step = problem.restrictions.granularity
-    for size in range(step, problem.num_devices + 1, step):
-        options = problem.costs.options((role,), size)
-        if any(option.resident_bytes + option.extra_bytes <= problem.memory_bytes for option in options):
-            return size
-    return None

@@ -10,6 +10,22 @@ from hybridflow.mapping.operations import Option
 from hybridflow.mapping.partitions import Unit
 
 
+class MemoryLimit(NamedTuple):
+    """The memory per device that the roles of a pool can take together."""
+
+    device_bytes: float
+    host_bytes: float = np.inf
+    """In the memory of the node."""
+
+    def holds(self, device_bytes: float, host_bytes: float) -> bool:
+        """Whether so many bytes fit."""
+        return device_bytes <= self.device_bytes and host_bytes <= self.host_bytes
+
+    def held(self, device_bytes: np.ndarray, host_bytes: np.ndarray) -> np.ndarray:
+        """Which of these fit."""
+        return (device_bytes <= self.device_bytes) & (host_bytes <= self.host_bytes)
+
+
 class UnitTable:
     """The options of a unit on each number of devices, without those that another is no worse than in every respect.
 
@@ -22,26 +38,27 @@ class UnitTable:
         positions: Sequence[int],
         sizes: Sequence[int],
         options: Sequence[Sequence[Option]],
-        memory_bytes: float,
+        limit: MemoryLimit,
     ) -> None:
         """Takes the positions of its operations in the step, and its options on each of the sizes."""
         self.positions = np.array(positions, dtype=int)
         self.options: list[Option] = []
-        found = [np.zeros((0, len(positions) + 2))]
+        found = [np.zeros((0, len(positions) + 3))]
         counts = []
         for size, own in zip(sizes, options, strict=True):
             numbers = _numbers(unit, size, own, len(positions))
-            fits = np.flatnonzero(numbers[:, -2] + numbers[:, -1] <= memory_bytes)
+            fits = np.flatnonzero(limit.held(numbers[:, -3] + numbers[:, -2], numbers[:, -1]))
             kept = fits[undominated(numbers[fits])]
             counts.append(len(kept))
             found.append(numbers[kept])
             self.options.extend(own[index] for index in kept)
         numbers = np.concatenate(found)
-        self.seconds, self.resident, self.extra = numbers[:, :-2], numbers[:, -2], numbers[:, -1]
+        self.seconds, self.resident, self.extra, self.host = numbers[:, :-3], *numbers[:, -3:].T
         self.counts = np.array(counts, dtype=int)
         self.starts = np.cumsum(self.counts) - self.counts
         self.least_resident = self.least_per_size(self.resident)
         self.least_extra = self.least_per_size(self.extra)
+        self.least_host = self.least_per_size(self.host)
 
     def least_per_size(self, values: np.ndarray) -> np.ndarray:
         """The least value among the options of each size; infinite without options."""
@@ -73,9 +90,9 @@ class PoolTable:
     A chain is a vector of weights per operation; what a unit adds to it is the weighted sum of its seconds.
     """
 
-    def __init__(self, units: Sequence[UnitTable], memory_bytes: float) -> None:
+    def __init__(self, units: Sequence[UnitTable], limit: MemoryLimit) -> None:
         self.units = units
-        self.memory_bytes = memory_bytes
+        self.limit = limit
         self._bounds: dict[tuple[int, bytes], np.ndarray] = {}
         self._usable = [self._usable_rows(unit) for unit in units]
 
@@ -109,20 +126,23 @@ class PoolTable:
         rest = np.cumsum([each.min(axis=0) for each in added[::-1]], axis=0)[::-1]
         rest = np.concatenate([rest, np.zeros((1, len(weights)))])
         completion = Completion([(unit.resident[rows], unit.extra[rows]) for unit, rows in self._rows(size_index)])
+        host_left = np.cumsum([0.0, *(unit.least_host[size_index] for unit in self.units[:0:-1])])[::-1]
         lengths = np.zeros((1, len(weights)))
-        memory = np.zeros((1, 2))
+        memory = np.zeros((1, 3))
         picks = np.zeros((1, 0), dtype=int)
         for number, (unit, rows) in enumerate(self._rows(size_index)):
             grown = (lengths[:, None] + added[number][None]).reshape(-1, len(weights))
             resident = (memory[:, None, 0] + unit.resident[rows][None]).ravel()
             extra = np.maximum(memory[:, None, 1], unit.extra[rows][None]).ravel()
+            host = (memory[:, None, 2] + unit.host[rows][None]).ravel()
             is_kept = ((grown + rest[number + 1])[:, :-1] <= room[:-1]).all(axis=1)
-            is_kept &= resident + completion.least_bytes(number + 1, extra) <= self.memory_bytes
+            least = resident + completion.least_bytes(number + 1, extra)
+            is_kept &= self.limit.held(least, host + host_left[number])
             kept = np.flatnonzero(is_kept)
             if width is not None and len(kept) > width:
                 over = (grown[kept] + rest[number + 1] - np.where(np.isfinite(room), room, 0.0))[:, :-1].max(axis=1)
                 kept = kept[np.lexsort((grown[kept, -1], over))[:width]]
-            needs = np.stack([resident[kept], extra[kept]], axis=1)
+            needs = np.stack([resident[kept], extra[kept], host[kept]], axis=1)
             is_last = number + 1 == len(self.units)
             best = undominated(grown[kept] if is_last else np.concatenate([grown[kept], needs], axis=1))
             kept, memory = kept[best], needs[best]
@@ -140,7 +160,8 @@ class PoolTable:
         resident = sum((other.least_resident for other in others), np.zeros(len(unit.counts)))
         extra = np.max([np.zeros(len(unit.counts)), *(other.least_extra for other in others)], axis=0)
         taken = np.repeat(resident, unit.counts) + np.maximum(np.repeat(extra, unit.counts), unit.extra)
-        return unit.resident + taken <= self.memory_bytes
+        host = sum((other.least_host for other in others), np.zeros(len(unit.counts)))
+        return self.limit.held(unit.resident + taken, unit.host + np.repeat(host, unit.counts))
 
 
 class Completion:
@@ -182,14 +203,14 @@ def undominated(rows: np.ndarray) -> np.ndarray:
 
 
 def _numbers(unit: Unit, size: int, options: Sequence[Option], num_operations: int) -> np.ndarray:
-    """[options, operations + 2] seconds, resident and extra bytes."""
-    rows = [(*option.seconds, option.resident_bytes, option.extra_bytes) for option in options]
-    if set(map(len, rows)) <= {num_operations + 2}:
-        numbers = np.array(rows, dtype=float).reshape(-1, num_operations + 2)
+    """[options, operations + 3] seconds, resident, extra and host bytes."""
+    rows = [(*option.seconds, option.resident_bytes, option.extra_bytes, option.host_bytes) for option in options]
+    if set(map(len, rows)) <= {num_operations + 3}:
+        numbers = np.array(rows, dtype=float).reshape(-1, num_operations + 3)
         if (numbers >= 0).all() and np.isfinite(numbers).all():
             return numbers
     raise HybridflowError(
-        f"An option of {'+'.join(unit)} on {size} devices is not {num_operations} seconds and two numbers of bytes, all"
-        " finite and at least 0.",
+        f"An option of {'+'.join(unit)} on {size} devices is not {num_operations} seconds and three numbers of bytes,"
+        " all finite and at least 0.",
         remedy="Correct the cost table.",
     )

@@ -1,10 +1,11 @@
 """The rows that a step processes, and their lengths."""
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import exp, log
 from statistics import NormalDist
+
+import numpy as np
 
 _NUM_QUANTILES = 256
 _SPREAD = log(10) / NormalDist().inv_cdf(0.99)
@@ -36,8 +37,8 @@ class Lengths:
     def spread(cls, mean: float, longest: float) -> "Lengths":
         """A log-normal distribution with this mean after everything above `longest` was cut to `longest`.
 
-        Its 99th percentile is ten times its median before the cut, as measured for reasoning models: the longest
-        responses take most of a rollout (Seer, OSDI'26, has a tail of up to half of it).
+        Its 99th percentile before the cut is ten times its median, an assumption: tails are long in reasoning tasks (in
+        Seer, arXiv:2511.14617, the last 10% of requests take up to half of a rollout).
         """
         return cls(_spread_quantiles(float(mean), float(longest)))
 
@@ -58,16 +59,21 @@ class Workload:
     """Passes over the rows per update of a role."""
 
     @property
+    def update_rows(self) -> float:
+        """Rows of one optimizer step."""
+        return self.rows * self.epochs / self.optimizer_steps
+
+    @property
     def tokens(self) -> float:
         """Prompt and response tokens of the step."""
         return self.rows * self.row_tokens
 
-    @property
+    @cached_property
     def row_tokens(self) -> float:
         """Mean prompt and response tokens of a row."""
         return self.prompts.mean + self.responses.mean
 
-    @property
+    @cached_property
     def longest_row(self) -> float:
         """The longest prompt and response together."""
         return self.prompts.longest + self.responses.longest
@@ -81,7 +87,7 @@ class Workload:
     def share_longer_than(self, tokens: float) -> float:
         """The share of rows with more tokens, with prompts of the mean length."""
         lengths = self.responses.quantiles
-        return 1 - bisect_right(lengths, tokens - self.prompts.mean) / len(lengths)
+        return 1 - np.searchsorted(lengths, tokens - self.prompts.mean, side="right") / len(lengths)
 
 
 @lru_cache(maxsize=256)

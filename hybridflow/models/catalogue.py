@@ -18,6 +18,7 @@ from hybridflow.models.geometry import ModelGeometry, geometry_of, parameter_cou
 _KNOWN = Path(__file__).resolve().parents[1] / "assets" / "models.yaml"
 _COUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[bm])", re.IGNORECASE)
 _FEWEST, _LARGE, _MOST = 1e6, 1e9, 1e13
+_MOST_HEADS = 1 << 14
 _FORMS = (
     "Give a known name (Qwen3-32B), a directory with a config.json or this file, sizes ('hidden=4096 layers=32'), or a"
     " parameter count (13B)."
@@ -114,6 +115,8 @@ def _by_sizes(text: str) -> FoundModel:
         raise ConfigError(f"'{text}' does not give {' and '.join(missing)}.", remedy="Add them: hidden=4096 layers=32.")
     hidden = given["hidden"]
     heads = given.get("heads") or max(1, hidden // (given.get("head_dim") or (128 if hidden >= 2048 else 64)))
+    if not ("heads" in given or "head_dim" in given):
+        heads = next(count for count in range(min(heads, _MOST_HEADS), 0, -1) if hidden % count == 0)
     rest = {"heads": heads, "kv_heads": heads, "intermediate": _inner_size(hidden), "vocab": 32000, "tied": False}
     if given.get("experts"):
         rest |= {"experts_per_token": 1, "expert_intermediate": given.get("intermediate", rest["intermediate"])}

@@ -73,7 +73,7 @@ def describe_reward_model(directory: Path, *, key: str, trust_remote_code: bool 
 
 
 class Classifier:
-    """An unsharded sequence-classification model of `transformers`, run on padded micro-batches.
+    """An unsharded sequence-classification model of `transformers`, run on padded microbatches.
 
     classifier = Classifier(description, tokenizer, dtype=torch.float32, device=device, microbatch_tokens=8192)
     scores = classifier(Ragged.from_rows(ids))

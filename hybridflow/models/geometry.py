@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,9 @@ class ModelGeometry:
     linear_norm: int = 0
     """Size of this norm."""
 
+    def __hash__(self) -> int:
+        return hash((self.hidden, self.layers, self.heads, self.intermediate, self.vocab, self.experts))
+
     @property
     def query_width(self) -> int:
         """Outputs of the query projection; not always `hidden`."""
@@ -162,12 +165,16 @@ class ParameterSplit:
     @property
     def total(self) -> int:
         """All parameters."""
-        return sum(astuple(self))
+        return sum(vars(self).values())
 
 
 def read_geometry(directory: Path) -> ModelGeometry:
     """The geometry that the `config.json` of a model directory, or this file itself, describes."""
     path = directory if directory.suffix == ".json" else directory / "config.json"
+    if path != directory and directory.is_file():
+        raise EngineError(
+            f"{directory} is a file and not the directory of a model.", remedy="Give a Hugging Face model directory."
+        )
     try:
         raw = read_json_object(path)
     except (OSError, ValueError) as error:
@@ -341,6 +348,9 @@ def _check_numbers(config: dict[str, Any], name: str) -> None:
         raise _wrong(name, "num_key_value_heads", kv_heads, f"a divisor of num_attention_heads={heads}")
     if not config.get("head_dim") and config["hidden_size"] < heads:
         raise _wrong(name, "num_attention_heads", heads, f"at most hidden_size={config['hidden_size']}")
+    if not (config.get("head_dim") or config.get("kv_lora_rank")) and config["hidden_size"] % heads:
+        expected = f"a divisor of hidden_size={config['hidden_size']}, as there is no head_dim"
+        raise _wrong(name, "num_attention_heads", heads, expected)
     theta = _rope(config).get("rope_theta", config.get("rope_theta"))
     if theta is not None and not (_is_finite(theta) and theta > 0):
         raise _wrong(name, "rope_theta", theta, "a number above 0")
@@ -357,6 +367,11 @@ def _check_layers(config: dict[str, Any], name: str) -> None:
     kind = config.get("model_type", "")
     needed = [(key, "kv_lora_rank") for key in _NEEDED_WITH_LATENT_CACHE if config.get("kv_lora_rank")]
     needed += [(key, f"model_type={kind}") for key in _NEEDED_WITH_LINEAR_ATTENTION if kind in _GATED_DELTA]
+    per_token = config.get("num_experts_per_tok") or 0
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        experts = config.get(key)
+        if (experts or (experts == 0 and key == "num_local_experts")) and per_token > experts:
+            raise _wrong(name, "num_experts_per_tok", per_token, f"at most {key}={experts}")
     for key, why in needed:
         if config.get(key) is None:
             raise _wrong(name, key, None, f"a whole number, as {why} requires")

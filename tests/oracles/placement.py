@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 Placement = frozenset[frozenset[str]]
-Options = Mapping[tuple[frozenset[str], int], Sequence[tuple[tuple[float, ...], float, float]]]
-"""By the roles of a unit and its devices: seconds of its operations, resident and extra bytes."""
+Options = Mapping[tuple[frozenset[str], int], Sequence[tuple[tuple[float, ...], float, float, float]]]
+"""By the roles of a unit and its devices: seconds of its operations, resident, extra and host bytes."""
 Step = Sequence[tuple[str, Sequence[int]]]
 """The role of each operation, and the operations that it needs."""
+Room = tuple[float, float]
+"""Memory per device, and of its node per device."""
 Score = tuple[float, int, float]
 """Seconds of the step, idle devices, summed seconds of all operations."""
 
@@ -57,13 +59,14 @@ def units(pool: frozenset[str], joint: Sequence[frozenset[str]]) -> list[frozens
 
 
 def combinations(
-    pool: frozenset[str], devices: int, options: Options, joint: Sequence[frozenset[str]], memory: float
+    pool: frozenset[str], devices: int, options: Options, joint: Sequence[frozenset[str]], room: Room
 ) -> Iterator[dict[frozenset[str], tuple[float, ...]]]:
     """The seconds of each unit, for all choices of options that fit together."""
     members = units(pool, joint)
     for chosen in product(*(options[unit, devices] for unit in members)):
-        if sum(resident for _, resident, _ in chosen) + max(extra for _, _, extra in chosen) <= memory:
-            yield {unit: seconds for unit, (seconds, _, _) in zip(members, chosen, strict=True)}
+        memory = sum(resident for _, resident, _, _ in chosen) + max(extra for _, _, extra, _ in chosen)
+        if memory <= room[0] and sum(host for *_, host in chosen) <= room[1]:
+            yield {unit: seconds for unit, (seconds, *_) in zip(members, chosen, strict=True)}
 
 
 def best_scores(
@@ -73,7 +76,7 @@ def best_scores(
     joint: Sequence[frozenset[str]],
     fixed: Mapping[str, Sequence[float]],
     num_devices: int,
-    memory: float,
+    room: Room,
     lag: int,
 ) -> dict[Placement, Score]:
     """The best score of each placement that fits, given the sizes that its pools can have."""
@@ -85,7 +88,7 @@ def best_scores(
             if sum(devices) > num_devices:
                 continue
             fitting = [
-                list(combinations(pool, own, options, joint, memory)) for pool, own in zip(pools, devices, strict=True)
+                list(combinations(pool, own, options, joint, room)) for pool, own in zip(pools, devices, strict=True)
             ]
             for chosen in product(*fitting):
                 left = {unit: list(seconds) for pool in chosen for unit, seconds in pool.items()}

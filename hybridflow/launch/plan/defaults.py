@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec
@@ -10,14 +10,22 @@ from importlib.util import find_spec
 import torch
 
 from hybridflow.config.algorithm import KLPlacement, OldLogprobs
-from hybridflow.config.derived import num_devices, optimizer_steps_per_step, run_dir, training_of
+from hybridflow.config.derived import (
+    is_of_cpus,
+    num_devices,
+    optimizer_steps_per_step,
+    pool_of,
+    run_dir,
+    training_of,
+)
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.fields import AUTO
-from hybridflow.config.loop import BackendKind, Device, Trainer
+from hybridflow.config.loop import BackendKind, Trainer
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.paths import user_path
+from hybridflow.config.placement import Device
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
-from hybridflow.config.section import sealed, sections_of
+from hybridflow.config.section import Section, sealed, sections_of
 from hybridflow.config.training import Training
 from hybridflow.controller.backends import check_cluster, joined_gpus, joined_node_devices
 from hybridflow.controller.backends.interface import RAY_ADDRESS
@@ -131,26 +139,36 @@ def resolved(config: Experiment, device: str) -> Experiment:
     where it is installed.
 
     On CPUs float32, no checkpointing, no sleep, and transformers. A rollout that divides its model uses vLLM on both.
-    `trainer.device` becomes the device, if it was `auto`.
+    Sections of roles in pools of CPUs have the values for CPUs. `trainer.device` becomes the device, if it was `auto`.
     """
-    on_gpu = device == "cuda"
+    of_cpus = tuple(f"{section}." for section, role in _sections(config) if is_of_cpus(config, pool_of(config, role)))
+    filled = deepcopy(config)
+    for prefix, section in sections_of(filled):
+        defaults = _defaults(config, on_gpu=device == "cuda" and not prefix.startswith(of_cpus))
+        for name in (name for kind, name in defaults if kind is type(section) and vars(section)[name] is None):
+            vars(section)[name] = defaults[type(section), name]
+    vars(filled.trainer)["device"] = Device[device]
+    return sealed(filled)
+
+
+def _sections(config: Experiment) -> Iterator[tuple[str, str]]:
+    """The sections of roles, each with its role."""
+    yield from ((name, name) for name in ("actor", "critic", "reward", "rollout"))
+    yield from ((f"roles.{name}", name) for name in config.roles)
+
+
+def _defaults(config: Experiment, *, on_gpu: bool) -> dict[tuple[type[Section], str], object]:
+    """The values for null, by section and field."""
     sizes = config.rollout.parallelism
     uses_vllm = sizes.tensor * sizes.pipeline > 1 or (on_gpu and find_spec("vllm") is not None)
     rollout = config.rollout.engine or (RolloutKind.vllm if uses_vllm else RolloutKind.transformers).value
-    defaults = {
+    return {
         (Model, "dtype"): Dtype.bfloat16 if on_gpu else Dtype.float32,
         (Training, "gradient_checkpointing"): on_gpu,
         (Rollout, "engine"): rollout,
         (Rollout, "max_sequences"): rollout_traits(rollout).sequences_on_gpus if on_gpu else DEFAULT_SEQUENCES,
         (Rollout, "sleep"): on_gpu,
     }
-    filled = deepcopy(config)
-    for _, section in sections_of(filled):
-        for (kind, name), default in defaults.items():
-            if kind is type(section) and vars(section)[name] is None:
-                vars(section)[name] = default
-    vars(filled.trainer)["device"] = Device[device]
-    return sealed(filled)
 
 
 def saved_settings(config: Experiment) -> dict[str, object]:

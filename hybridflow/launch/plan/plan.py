@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hybridflow.config.derived import is_evaluated, max_sequence_tokens, pool_sizes, run_dir
+from hybridflow.config.derived import is_evaluated, is_of_cpus, max_sequence_tokens, pool_sizes, run_dir
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
@@ -60,7 +60,7 @@ class RunPlan:
 
     composed: Composed
     device: str
-    """`cpu` or `cuda`."""
+    """`cpu` or `cuda`; see `device_of` for that of a pool."""
 
     backend: BackendKind
     """`local` or `ray`."""
@@ -94,6 +94,10 @@ class RunPlan:
         """The whole configuration."""
         return self.composed.config
 
+    def device_of(self, pool: str) -> str:
+        """The devices of a pool: `cpu` or `cuda`."""
+        return "cpu" if is_of_cpus(self.config, pool) else self.device
+
     @property
     def only_generates(self) -> bool:
         """Whether the run samples responses that are neither scored nor trained on: `hybridflow generate`."""
@@ -103,6 +107,12 @@ class RunPlan:
     def generates(self) -> bool:
         """Whether the run has a rollout."""
         return any(role.generates for role in self.roles)
+
+    @property
+    def copies_state(self) -> bool:
+        """Whether copies of the trained state are kept in memory, to survive the loss of processes."""
+        trainer = self.config.trainer
+        return self.backend is BackendKind.ray and trainer.max_faults > 0 and trainer.snapshot_fraction > 0
 
     @property
     def trained(self) -> list[str]:

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from hybridflow.mapping.devices import Device
+from hybridflow.mapping.elementwise import largest
 
 GIB = 1 << 30
 
-ENGINES = "driver, CUDA context and NCCL"
-"""Name of the memory that a process takes before it holds any tensor."""
+ENGINES = "driver, CUDA context, NCCL and fragmentation"
+"""Name of the memory that no tensor can use."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +26,17 @@ class RoleMemory:
     host: Mapping[str, float] = field(default_factory=dict)
     """In the memory of the device's node, for this device."""
 
-    @property
+    @cached_property
     def resident_bytes(self) -> float:
         """Bytes that it takes throughout the step."""
         return sum(self.resident.values())
 
-    @property
+    @cached_property
     def extra_bytes(self) -> float:
         """The most that one of its phases takes in addition."""
-        return max((sum(parts.values()) for parts in self.phases.values()), default=0.0)
+        return largest(sum(parts.values()) for parts in self.phases.values())
 
-    @property
+    @cached_property
     def host_bytes(self) -> float:
         """Bytes of host memory."""
         return sum(self.host.values())
@@ -50,7 +52,7 @@ class Phase:
     @property
     def total(self) -> float:
         """Total bytes."""
-        return sum(self.parts.values())
+        return float(sum(self.parts.values()))
 
     @property
     def largest(self) -> str:

@@ -1,9 +1,12 @@
 """The parameters that one device holds, and those of the units that are gathered to be computed."""
 
-import math
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from hybridflow.engines.traits import TRAINING_ENGINES
+from hybridflow.mapping.elementwise import where
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
 from hybridflow.mapping.memory.systems import System
 from hybridflow.models.geometry import ModelGeometry, parameter_split
@@ -51,17 +54,17 @@ def shards_of(layout: TrainingLayout, system: System) -> Shards:
 def stage_parameters(use: ModelUse, pipeline: int) -> Parameters:
     """The parameters of the largest of equal stages: its layers, and the embedding or the head."""
     geometry, split = use.geometry, parameter_split(use.geometry)
-    if pipeline == 1:
-        return Parameters(split.total - split.routed - (0 if use.has_language_head else split.head), split.routed)
-    layers = math.ceil(geometry.layers / pipeline)
-    expert_layers = min(layers, geometry.expert_layers)
+    whole = split.total - split.routed - (0 if use.has_language_head else split.head)
+    layers = np.ceil(geometry.layers / pipeline)
+    expert_layers = np.minimum(layers, geometry.expert_layers)
     layer, dense_layer = layer_parameters(geometry), dense_layer_parameters(geometry)
+    stage = expert_layers * layer.dense + (layers - expert_layers) * dense_layer + split.embedding
     return Parameters(
-        expert_layers * layer.dense + (layers - expert_layers) * dense_layer + split.embedding,
-        expert_layers * layer.routed,
+        where(pipeline == 1, whole, stage), where(pipeline == 1, split.routed, expert_layers * layer.routed)
     )
 
 
+@lru_cache(maxsize=256)
 def layer_parameters(geometry: ModelGeometry) -> Parameters:
     """The parameters of one layer: of one with experts if the model has any."""
     split, layers = parameter_split(geometry), geometry.expert_layers
@@ -80,6 +83,8 @@ def dense_layer_parameters(geometry: ModelGeometry) -> float:
 def adapter_parameters(use: ModelUse, system: System) -> Parameters:
     """The parameters of one LoRA adapter on all linear layers of a decoder layer, on average."""
     geometry, rank = use.geometry, use.lora_rank
+    if not rank:
+        return Parameters(0.0)
     query, key, hidden = geometry.query_width, geometry.kv_width, geometry.hidden
     attention = (hidden + query) + 2 * (hidden + key) + (geometry.value_width + hidden)
     if geometry.latent:

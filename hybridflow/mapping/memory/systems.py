@@ -1,6 +1,7 @@
 """Bytes that training systems store per parameter, per token and per logit: our engines, and others as data."""
 
 from dataclasses import dataclass
+from functools import cache
 
 from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.traits import TRAINING_ENGINES
@@ -35,6 +36,7 @@ Routed: tokens sorted by expert, padded to the blocks of the grouped product, it
 tokens, and weighted by the router."""
 
 
+@cache
 def unfused(value_bytes: int) -> KeptTensors:
     """The tensors kept by modules of transformers, which run one operation after another.
 
@@ -65,10 +67,10 @@ class System:
     """Whether each layer is gathered from shards to be computed (FSDP)."""
 
     logit_bytes: float
-    """Per logit of the language head at the peak of its backward pass."""
+    """Per logit of the LM head at the peak of its backward pass."""
 
     max_logits: int | None = None
-    """Logits that exist at once; None is all of a micro-batch."""
+    """Logits that exist at once; None is all of a microbatch."""
 
     logit_columns: int | None = None
     """Columns of the vocabulary that are computed at once; None is all."""
@@ -78,6 +80,9 @@ class System:
 
     offloaded_optimizer: float = 1.0
     """The fraction of the optimizer's state that `offload_optimizer` moves to the host."""
+
+    offloaded_state_bytes: float | None = None
+    """Host memory per trained parameter whose optimizer state is offloaded; by default, the state itself."""
 
     optimizer_buffer_bytes: float = 0.0
     """Device memory for steps of an offloaded optimizer."""

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+
+from hybridflow.mapping.elementwise import where
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
 from hybridflow.mapping.memory.activations import Microbatches, kept_bytes, layer_bytes, logits_bytes
 from hybridflow.mapping.memory.phases import RoleMemory
@@ -29,7 +32,8 @@ def training_memory(
     """The memory of a role on its fullest device.
 
     With `shares_weights`, its weights are views of a rollout's on the same devices, and count there. `system` is our
-    engine of the layout by default.
+    engine of the layout by default. A copy of the state exists twice while it is stored: in the process, and in Ray's
+    object store.
     """
     system = system or own_system(use, layout)
     shards = shards_of(layout, system)
@@ -48,24 +52,34 @@ def training_memory(
     state = trained.divided(shards.dense_state, shards.routed_state).total * system.optimizer_bytes
     moved = state * system.offloaded_optimizer if layout.offload_optimizer else 0.0
     resident[f"optimizer of {role}"] = state - moved
-    if moved:
-        host[f"optimizer of {role}"] = moved
-        extra["optimizer buckets"] = min(moved, system.optimizer_buffer_bytes)
+    if layout.offload_optimizer:
+        host_size = system.offloaded_state_bytes or system.optimizer_bytes
+        host[f"optimizer of {role}"] = moved / system.optimizer_bytes * host_size
+        extra["optimizer buckets"] = np.minimum(moved, system.optimizer_buffer_bytes)
     if system.flat_copy and not use.lora_rank:
-        working = max(working, {"weights being stepped": held.total * use.value_bytes}, key=_sum)
-    return RoleMemory(resident, {f"updating {role}": extra | working}, host)
+        working = _larger(working, {"weights being stepped": held.total * use.value_bytes})
+    phases = {f"updating {role}": extra | working}
+    if use.copies_state:
+        phases[f"copying {role}"] = extra | {"copies of its state": 2 * (held.total * system.weight_bytes + state)}
+    return RoleMemory(resident, phases, host)
 
 
 def _working(use: ModelUse, layout: TrainingLayout, system: System, workload: Workload) -> dict[str, float]:
     """Activations, logits and gathered layers at the larger of two moments: a layer's backward pass, and the head's."""
-    micro, is_trained = Microbatches.of(layout, workload), use.is_trained
+    is_trained = use.is_trained
+    micro = Microbatches.of(layout, workload, is_trained=is_trained)
     kept = kept_bytes(use, layout, system, micro) if is_trained else 0.0
-    in_layer = {"activations": kept + layer_bytes(use, layout, system, micro, has_gradient=is_trained)}
-    in_head = {"activations": kept, "logits": logits_bytes(use, layout, system, micro)}
-    if system.gathers_layers:
-        in_layer |= _gathered(use, layout, system, layers=2)
-        in_head |= _gathered(use, layout, system, layers=1)
-    return max(in_layer, in_head, key=_sum)
+    in_layer = {
+        "activations": kept + layer_bytes(use, layout, system, micro, has_gradient=is_trained),
+        "logits": 0.0,
+        **_gathered(use, layout, system, layers=2),
+    }
+    in_head = {
+        "activations": kept,
+        "logits": logits_bytes(use, layout, system, micro),
+        **_gathered(use, layout, system, layers=1),
+    }
+    return _larger(in_layer, in_head)
 
 
 def _gathered(use: ModelUse, layout: TrainingLayout, system: System, *, layers: int) -> dict[str, float]:
@@ -77,13 +91,16 @@ def _gathered(use: ModelUse, layout: TrainingLayout, system: System, *, layers: 
     split, layer = parameter_split(use.geometry), layer_parameters(use.geometry).total
     adapter, ends = adapter_parameters(use, system).total, split.embedding + split.head * use.has_language_head
     gathered = (layers * (layer + system.adapters * adapter) + ends) * use.value_bytes
-    parts = {"gathered layers": gathered / layout.tensor}
+    parts = {"gathered layers": gathered * system.gathers_layers / layout.tensor}
     if use.is_trained:
         reduced = (adapter if use.lora_rank else layer) * (use.value_bytes + FLOAT32) * (layers > 1)
         reduced += 0 if use.lora_rank else ends * use.value_bytes
-        parts["gradients being reduced"] = reduced / layout.tensor
+        parts["gradients being reduced"] = reduced * system.gathers_layers / layout.tensor
     return parts
 
 
-def _sum(parts: Mapping[str, float]) -> float:
-    return sum(parts.values())
+def _larger(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """The parts with the larger sum, without those that are 0."""
+    is_first = sum(first.values()) >= sum(second.values())
+    parts = {name: where(is_first, first.get(name, 0.0), second.get(name, 0.0)) for name in {**first, **second}}
+    return {name: size for name, size in parts.items() if np.any(size)}

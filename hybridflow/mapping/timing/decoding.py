@@ -14,7 +14,7 @@ _STRIDE = 0.6180339887498949
 
 
 @dataclass(frozen=True)
-class Schedule:
+class DecodingRuns:
     """Runs of decoding steps with a constant number of responses, in order."""
 
     steps: np.ndarray
@@ -28,8 +28,8 @@ class Schedule:
 
 
 @lru_cache(maxsize=1024)
-def schedule(lengths: tuple[float, ...], rows: float, limit: float) -> Schedule:
-    """The schedule of an engine that generates `rows` responses, at most `limit` at a time.
+def decoding_runs(lengths: tuple[float, ...], rows: float, limit: float) -> DecodingRuns:
+    """The decoding steps of an engine that generates `rows` responses, at most `limit` at a time.
 
     A response starts as soon as another one has ended (continuous batching). `lengths` are equally probable quantiles
     of tokens per response; the engine with the longest response is followed, since a step waits for it.
@@ -45,7 +45,7 @@ def schedule(lengths: tuple[float, ...], rows: float, limit: float) -> Schedule:
 
 
 @lru_cache(maxsize=1024)
-def steady(lengths: tuple[float, ...], rows: float, limit: float, batches: float) -> Schedule:
+def steady(lengths: tuple[float, ...], rows: float, limit: float, batches: float) -> DecodingRuns:
     """The steps between two batches of `rows` responses, if an engine always has up to `batches` of them in flight.
 
     A batch needs its tokens, and its longest response takes no longer than `batches` of these intervals.
@@ -54,7 +54,7 @@ def steady(lengths: tuple[float, ...], rows: float, limit: float, batches: float
     mean = sum(lengths) / len(lengths)
     steps = max(max(rows, 1.0) * mean / sequences, lengths[-1] / batches)
     sequences = max(rows, 1.0) * mean / steps
-    return Schedule(np.array([steps]), np.array([sequences]), np.array([sequences * length_in_flight(lengths)]))
+    return DecodingRuns(np.array([steps]), np.array([sequences]), np.array([sequences * length_in_flight(lengths)]))
 
 
 @lru_cache(maxsize=256)
@@ -80,16 +80,16 @@ def _in_arrival_order(lengths: tuple[float, ...], count: int) -> np.ndarray:
     return arrived
 
 
-def _without_queue(lengths: np.ndarray, weight: float) -> Schedule:
+def _without_queue(lengths: np.ndarray, weight: float) -> DecodingRuns:
     """All start together; `lengths` are sorted."""
     ends = np.unique(lengths)
     starts = np.concatenate([[0.0], ends[:-1]])
     alive = (len(lengths) - np.searchsorted(lengths, starts, side="right")) * weight
     steps = ends - starts
-    return Schedule(steps, alive, alive * (starts + (steps - 1) / 2))
+    return DecodingRuns(steps, alive, alive * (starts + (steps - 1) / 2))
 
 
-def _with_queue(lengths: np.ndarray, concurrent: int, weight: float) -> Schedule:
+def _with_queue(lengths: np.ndarray, concurrent: int, weight: float) -> DecodingRuns:
     """Each ending response makes room for the next in the queue."""
     running: list[tuple[float, float]] = []
     for length in lengths[:concurrent]:
@@ -109,4 +109,4 @@ def _with_queue(lengths: np.ndarray, concurrent: int, weight: float) -> Schedule
         if following is not None:
             heappush(running, (now + following, following))
     steps, sequences, tokens = np.array(runs).T
-    return Schedule(steps, sequences * weight, tokens * weight)
+    return DecodingRuns(steps, sequences * weight, tokens * weight)

@@ -4,10 +4,10 @@ import numpy as np
 
 from hybridflow.mapping.devices import Cluster
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout
-from hybridflow.mapping.timing.decoding import Schedule, length_in_flight, schedule, steady
+from hybridflow.mapping.timing.decoding import DecodingRuns, decoding_runs, length_in_flight, steady
 from hybridflow.mapping.timing.rates import Group, Rates
 from hybridflow.mapping.timing.seconds import Seconds
-from hybridflow.mapping.timing.work import active_parameters, forward_flops, layer_parameters
+from hybridflow.mapping.timing.work import active_parameters, expert_and_other_parameters, forward_flops
 from hybridflow.mapping.workload import Workload
 from hybridflow.models.geometry import ModelGeometry, kv_cache_bytes_per_token
 
@@ -21,28 +21,36 @@ def generation_seconds(
     """Seconds until the last response of a step is complete, on the engine that generates the longest one.
 
     A decoding step reads the weights (of experts, those that its tokens are sent to) and the KV cache, and computes
-    its tokens, whichever takes longer; each layer takes one synchronization, and two more with tensor parallelism. With
-    more than one batch in flight (asynchronous rollouts), engines never drain: the result is the time between batches.
+    its tokens, whichever takes longer (on a CPU, one after the other); each layer takes one launch, and with tensor
+    parallelism two synchronizations; the host schedules and samples each response.
+
+    Without CUDA graphs, a step takes at least as long as its launches from Python. With more than one batch in flight
+    (asynchronous rollouts), engines never drain: the result is the time between batches.
     """
     rates = Rates(cluster, use.value_bytes)
     rows, prompt = workload.rows / layout.replicas, workload.prompts.mean
-    limit = min(float(layout.max_sequences), _cached_sequences(use, layout, workload))
+    limit = min(float(layout.max_sequences), cached_sequences(use, layout, workload))
     if batches_in_flight > 1:
         runs = steady(workload.responses.quantiles, rows, limit, batches_in_flight)
     else:
-        runs = schedule(workload.responses.quantiles, rows, limit)
+        runs = decoding_runs(workload.responses.quantiles, rows, limit)
     devices = layout.tensor * layout.pipeline
     weights, cache = _bytes_read(use, layout, prompt, runs)
     reading, computing = (weights + cache) / rates.memory, _step_flops(use, runs, prompt) / devices / rates.flops
     collectives, latency = _step_overheads(use.geometry, layout, rates, runs.sequences)
+    products = rates.exposed(computing, reading)
+    device = reading + products + collectives + latency
+    launching = 0.0 if layout.captures_graphs else rates.eager_launch * use.geometry.layers
     return Seconds(
         {
             "prefill": forward_flops(use, rows * prompt, rows * prompt**2) / devices / rates.flops,
             "weights": float(runs.steps @ weights) / rates.memory,
             "cache": float(runs.steps @ cache) / rates.memory,
-            "matrix": float(runs.steps @ np.maximum(computing - reading, 0.0)),
+            "matrix": float(runs.steps @ products),
             "tensor": float(runs.steps @ collectives),
             "latency": latency * float(runs.steps.sum()),
+            "requests": float(runs.steps @ runs.sequences) * rates.request(layout.engine),
+            "launches": float(runs.steps @ np.maximum(launching - device, 0.0)),
         }
     )
 
@@ -55,7 +63,7 @@ def cache_bytes_per_token(use: ModelUse, layout: RolloutLayout) -> float:
     return kv_cache_bytes_per_token(model, bytes_per_value=value) / heads / layout.pipeline
 
 
-def _cached_sequences(use: ModelUse, layout: RolloutLayout, workload: Workload) -> float:
+def cached_sequences(use: ModelUse, layout: RolloutLayout, workload: Workload) -> float:
     """Responses whose keys and values fit into the cache, at their mean length while they are generated."""
     if not layout.cache_bytes:
         return float("inf")
@@ -63,13 +71,15 @@ def _cached_sequences(use: ModelUse, layout: RolloutLayout, workload: Workload) 
     return layout.cache_bytes / cache_bytes_per_token(use, layout) / tokens
 
 
-def _bytes_read(use: ModelUse, layout: RolloutLayout, prompt: float, runs: Schedule) -> tuple[np.ndarray, np.ndarray]:
+def _bytes_read(
+    use: ModelUse, layout: RolloutLayout, prompt: float, runs: DecodingRuns
+) -> tuple[np.ndarray, np.ndarray]:
     """Bytes of weights and of the KV cache per device and step of each run.
 
     Of E experts, a batch of n tokens is sent to E (1 - (1 - k / E)^n) in expectation.
     """
     model = use.geometry
-    experts, others = layer_parameters(model)
+    experts, others = expert_and_other_parameters(model)
     head = model.vocab * model.hidden if use.has_language_head else 0
     missed = 1 - model.experts_per_token / model.experts if model.experts else 0.0
     touched = experts * (1 - missed**runs.sequences) if model.experts else np.zeros_like(runs.sequences)
@@ -78,7 +88,7 @@ def _bytes_read(use: ModelUse, layout: RolloutLayout, prompt: float, runs: Sched
     return weights, tokens * cache_bytes_per_token(use, layout)
 
 
-def _step_flops(use: ModelUse, runs: Schedule, prompt: float) -> np.ndarray:
+def _step_flops(use: ModelUse, runs: DecodingRuns, prompt: float) -> np.ndarray:
     """FLOPs of a step: every sequence's token, and its attention over the tokens before it."""
     model = use.geometry
     head = model.hidden * model.vocab if use.has_language_head else 0
@@ -94,8 +104,10 @@ def _step_overheads(
     """Seconds per step of the all-reduces' bytes, and of launches and latencies."""
     launches = model.layers + layout.pipeline
     if layout.tensor == 1:
-        return np.zeros_like(sequences), launches * rates.sync
+        return np.zeros_like(sequences), launches * rates.launch(layout.engine)
     group = Group(layout.tensor)
     per_byte = rates.all_reduce(1.0, group) - rates.latency(group.size)
     width = model.hidden * max(rates.value_bytes, CACHE_VALUE_BYTES)
-    return 2 * model.layers * sequences * width * per_byte, (launches + 2 * model.layers) * rates.sync
+    return 2 * model.layers * sequences * width * per_byte, launches * rates.launch(
+        layout.engine
+    ) + 2 * model.layers * rates.sync

@@ -14,3 +14,7 @@ class Seconds:
     def total(self) -> float:
         """Seconds from start to end."""
         return sum(self.parts.values())
+
+    def scaled(self, factor: float) -> "Seconds":
+        """Each part multiplied."""
+        return self if factor == 1.0 else Seconds({name: part * factor for name, part in self.parts.items()})

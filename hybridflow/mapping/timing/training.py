@@ -1,14 +1,16 @@
 """Seconds of training and inference with a training engine."""
 
 from dataclasses import replace
-from math import ceil
+
+import numpy as np
 
 from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.elementwise import where
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
 from hybridflow.mapping.timing.rates import Group, Rates
 from hybridflow.mapping.timing.seconds import Seconds
-from hybridflow.mapping.timing.work import forward_pass, layer_parameters
+from hybridflow.mapping.timing.work import expert_and_other_parameters, forward_pass
 from hybridflow.mapping.workload import Workload
 
 _BACKWARD = 2.0
@@ -26,9 +28,9 @@ def forward_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, c
     rates = Rates(cluster, use.value_bytes)
     tokens, squared, number = _microbatches(layout, workload, workload.rows)
     work = forward_pass(use, layout, rates, tokens=tokens, squared_lengths=squared)
-    one = vars(work) | {"latency": work.latency + rates.sync}
-    one["gathers"] = max(0.0, _gather_seconds(use, layout, rates) - work.matrix - work.memory)
-    one["stages"] = _stage_seconds(use, layout, rates, tokens)
+    one = vars(work) | {"latency": work.latency + rates.launch(layout.engine.name)}
+    one["gathers"] = rates.exposed(_gather_seconds(use, layout, rates), work.matrix + work.memory)
+    one["stages"] = layout.virtual_pipeline * _stage_seconds(use, layout, rates, tokens)
     return Seconds(_pipelined(one, layout, number) | {"offload": offload_seconds(use, layout, cluster, updates=False)})
 
 
@@ -39,17 +41,18 @@ def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cl
     collectives of tensor, expert and sequence parallelism overlap with nothing.
     """
     rates = Rates(cluster, use.value_bytes)
-    rows = workload.rows * workload.epochs / workload.optimizer_steps
-    tokens, squared, number = _microbatches(layout, workload, rows)
+    tokens, squared, number = _microbatches(layout, workload, workload.update_rows)
     work = forward_pass(use, layout, rates, tokens=tokens, squared_lengths=squared)
     again = 1.0 if layout.gradient_checkpointing else 0.0
     compute, collectives = 1 + again + (1.0 if use.lora_rank else _BACKWARD), 2 + again
     one = {name: seconds * collectives for name, seconds in vars(work).items()}
     for name in ("matrix", "memory", "latency"):
         one[name] = getattr(work, name) * compute
-    one["latency"] += rates.sync
-    one["gathers"] = max(0.0, 3 * _gather_seconds(use, layout, rates) - one["matrix"] - one["memory"])
-    one["stages"] = 2 * _stage_seconds(use, layout, rates, tokens)
+    one["latency"] += rates.launch(layout.engine.name)
+    one["gathers"] = rates.exposed(3 * _gather_seconds(use, layout, rates), one["matrix"] + one["memory"])
+    one["stages"] = 2 * layout.virtual_pipeline * _stage_seconds(use, layout, rates, tokens)
+    rest = rates.exposed(one["stages"], one["matrix"] + one["memory"])
+    one["stages"] = where(layout.virtual_pipeline > 1, rest, one["stages"])
     parts = _pipelined(one, layout, number)
     parts["gradients"] = _gradient_seconds(use, layout, rates, _BACKWARD * (work.matrix + work.memory))
     parts["optimizer"] = _state_parameters(use, layout) * (_OPTIMIZER_BYTES + use.value_bytes) / rates.memory
@@ -69,27 +72,30 @@ def _trained_parameters(use: ModelUse, layout: TrainingLayout) -> float:
 def _held_parameters(use: ModelUse, layout: TrainingLayout) -> float:
     """Parameters per device, before FSDP or a distributed optimizer shards them over data."""
     model = use.geometry
-    experts, others = layer_parameters(model)
+    experts, others = expert_and_other_parameters(model)
     ends = model.vocab * model.hidden * (2 if use.has_language_head and not model.tied else 1)
     return (experts / layout.expert + (others + ends) / layout.tensor) / layout.pipeline
 
 
-def _microbatches(layout: TrainingLayout, workload: Workload, rows: float) -> tuple[float, float, int]:
+def _microbatches(layout: TrainingLayout, workload: Workload, rows: float) -> tuple[float, float, float]:
     """Tokens and squared lengths of one microbatch of the slowest replica, and their number.
 
     Rows are balanced over replicas by tokens, so the slowest has the mean or the longest row. At least as many
     microbatches are needed as there are rows of which no two fit into one.
     """
     own = rows / layout.data
-    budget = max(float(layout.microbatch_tokens), 1.0)
+    budget = np.maximum(layout.microbatch_tokens, 1.0)
     longest = min(workload.longest_row, rows * workload.row_tokens)
-    tokens = max(own * workload.row_tokens, longest)
+    tokens = np.maximum(own * workload.row_tokens, longest)
     alone = own * workload.share_longer_than(budget / 2)
-    number = max(1, ceil(tokens / max(budget, workload.row_tokens)), ceil(alone))
-    return tokens / number, max(own * workload.squared_row_tokens, longest**2) / number, number
+    packed = tokens / np.maximum(budget, workload.row_tokens)
+    number = np.maximum(1, np.ceil(np.maximum(packed, alone)))
+    whole = np.ceil(number / layout.pipeline) * layout.pipeline
+    number = where(layout.virtual_pipeline > 1, whole, number)
+    return tokens / number, np.maximum(own * workload.squared_row_tokens, longest**2) / number, number
 
 
-def _pipelined(one: dict[str, float], layout: TrainingLayout, number: int) -> dict[str, float]:
+def _pipelined(one: dict[str, float], layout: TrainingLayout, number: float) -> dict[str, float]:
     """Seconds of m microbatches through a pipeline: those of m + (p - 1) / v of them (interleaved 1F1B)."""
     bubbles = (layout.pipeline - 1) / layout.virtual_pipeline * sum(one.values())
     return {name: seconds * number for name, seconds in one.items()} | {"bubbles": bubbles}
@@ -97,10 +103,9 @@ def _pipelined(one: dict[str, float], layout: TrainingLayout, number: int) -> di
 
 def _stage_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, tokens: float) -> float:
     """Seconds to send a microbatch's activations to the next stage."""
-    if layout.pipeline == 1:
-        return 0.0
-    sharded = layout.sequence * (layout.tensor if layout.sequence_parallel else 1)
-    return tokens * use.geometry.hidden * use.value_bytes / sharded / rates.link(layout.model_parallel) + rates.sync
+    sharded = layout.sequence * where(layout.sequence_parallel, layout.tensor, 1)
+    seconds = tokens * use.geometry.hidden * use.value_bytes / sharded / rates.link(layout.model_parallel) + rates.sync
+    return where(layout.pipeline > 1, seconds, 0.0)
 
 
 def _data_group(layout: TrainingLayout) -> Group:
@@ -125,15 +130,17 @@ def _gradient_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, backw
     if layout.engine is TrainingEngine.fsdp:
         shard = trained * use.value_bytes / (layout.data * layout.sequence // layout.replicas)
         return rates.all_reduce(shard, Group(layout.replicas, layout.num_devices // layout.replicas))
-    experts = layer_parameters(use.geometry)[0] / layout.expert / layout.pipeline if not use.lora_rank else 0.0
-    copies = max(1, layout.num_devices // layout.pipeline // layout.expert)
+    experts = (
+        expert_and_other_parameters(use.geometry)[0] / layout.expert / layout.pipeline if not use.lora_rank else 0.0
+    )
+    copies = np.maximum(1, layout.num_devices // layout.pipeline // layout.expert)
     sparse = Group(copies, layout.expert * layout.pipeline)
 
     def collective(value_bytes: int) -> float:
         dense = rates.all_gather((trained - experts) * value_bytes, _data_group(layout))
         return dense + rates.all_gather(experts * value_bytes, sparse)
 
-    return max(0.0, collective(4) - backward) + collective(use.value_bytes)
+    return rates.exposed(collective(4), backward) + collective(use.value_bytes)
 
 
 def _state_parameters(use: ModelUse, layout: TrainingLayout) -> float:
@@ -145,11 +152,11 @@ def _state_parameters(use: ModelUse, layout: TrainingLayout) -> float:
 
 def _sharded(use: ModelUse, layout: TrainingLayout, parameters: float) -> float:
     """Parameters per device after sharding over data: experts over the devices that hold the same ones."""
-    if use.lora_rank or layout.expert == 1:
-        return parameters / (layout.data * layout.sequence // layout.replicas)
-    experts = layer_parameters(use.geometry)[0] / layout.expert / layout.pipeline
-    copies = max(1, layout.num_devices // layout.pipeline // layout.expert)
-    return experts / copies + (parameters - experts) / (layout.data * layout.sequence // layout.replicas)
+    shards = layout.data * layout.sequence // layout.replicas
+    experts = expert_and_other_parameters(use.geometry)[0] / layout.expert / layout.pipeline
+    experts = where(layout.expert > 1, experts, 0.0) if not use.lora_rank else 0.0
+    copies = np.maximum(1, layout.num_devices // layout.pipeline // layout.expert)
+    return experts / copies + (parameters - experts) / shards
 
 
 def offload_seconds(use: ModelUse, layout: TrainingLayout, cluster: Cluster, *, updates: bool) -> float:

@@ -1,13 +1,16 @@
-"""Seconds to publish weights, to pass batches between roles, and to load and save."""
+"""Seconds to publish weights and to pass batches between roles."""
 
 from enum import Enum
 
+import numpy as np
+
 from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.devices import Cluster
+from hybridflow.mapping.elementwise import where
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
 from hybridflow.mapping.timing.rates import Group, Rates
 from hybridflow.mapping.timing.seconds import Seconds
-from hybridflow.models.geometry import parameter_count
+from hybridflow.models.geometry import ModelGeometry, parameter_count, parameter_split
 
 _BATCH_TOKEN_BYTES = 24
 """Bytes per token of a batch: 8 for its id, and 4 each for log-probabilities, values, advantages and rewards."""
@@ -17,7 +20,8 @@ class Transition(Enum):
     """How weights reach the rollout (HybridFlow, Table 2)."""
 
     micro_data = "micro_data"
-    """Ranks of a micro-data-parallel group gather the generation shard that they share."""
+    """Ranks of a micro-data-parallel group gather the generation shard that they share; ranks that divide the experts
+    exchange them, because generation shards have a part of every expert."""
 
     model_parallel = "model_parallel"
     """Every rank gathers the whole model within a model-parallel group (HybridFlow-V)."""
@@ -26,7 +30,8 @@ class Transition(Enum):
     """Every rank gathers the whole model from all devices (DeepSpeed-Chat)."""
 
     per_tensor = "per_tensor"
-    """Every rank receives every whole tensor, one after another, from its owner."""
+    """Training ranks gather every whole tensor, one after another, and one of them sends it to every rank, with a
+    synchronization each."""
 
     send_recv = "send_recv"
     """Every rank receives exactly its own part, point to point."""
@@ -39,15 +44,19 @@ def publish_seconds(
     rates = Rates(cluster, use.value_bytes)
     weights = parameter_count(use.geometry) * use.value_bytes
     parts = training.tensor * training.pipeline
-    if training.engine is TrainingEngine.fsdp:
-        parts *= training.data * training.sequence // training.replicas
+    if transition is Transition.micro_data and training.engine is TrainingEngine.fsdp:
+        return Seconds({"transfer": _from_shards_seconds(weights, training, rollout, rates)})
     if transition is Transition.micro_data:
-        return Seconds({"transfer": _micro_data_seconds(weights, parts, rollout, rates)})
+        routed = where(training.expert > 1, parameter_split(use.geometry).routed * use.value_bytes, 0.0)
+        experts = rates.all_to_all(routed / (rollout.tensor * rollout.pipeline), Group(training.expert))
+        return Seconds({"transfer": _micro_data_seconds(weights - routed, parts, rollout, rates) + experts})
     if transition is Transition.send_recv:
         return Seconds({"transfer": _send_recv_seconds(weights, training, rollout, rates)})
     if transition is Transition.per_tensor:
         devices = training.num_devices + (0 if rollout.is_colocated else rollout.num_devices)
-        return Seconds({"transfer": weights / rates.link(devices) + rates.sync})
+        gathered = rates.all_gather(weights, Group(training.num_devices))
+        latency = 2 * _num_tensors(use.geometry) * rates.sync
+        return Seconds({"gathers": gathered, "transfer": weights / rates.link(devices), "latency": latency})
     size = parts if transition is Transition.model_parallel else training.num_devices
     return Seconds({"transfer": rates.all_gather(weights, Group(size))})
 
@@ -60,10 +69,30 @@ def batch_seconds(tokens: float, from_devices: int, to_devices: int, cluster: Cl
 
 
 def _micro_data_seconds(weights: float, parts: int, rollout: RolloutLayout, rates: Rates) -> float:
-    """All-gathers within groups of d_g = p t / (p_g t_g) ranks, spread evenly over the p t ranks of a replica."""
+    """All-gathers within groups of d_g = p t / (p_g t_g) ranks, spread evenly over the p t ranks of a replica.
+
+    If generation has more shards than training, ranks exchange what of their shards others hold.
+    """
     shards = rollout.tensor * rollout.pipeline
-    size = max(1, parts // shards)
-    return rates.all_gather(weights / shards, Group(size, max(1, parts // size)))
+    size = np.maximum(1, parts // shards)
+    gathered = rates.all_gather(weights / shards, Group(size, np.maximum(1, parts // size)))
+    exchanged = rates.all_to_all(weights / shards, Group(shards))
+    return where(parts > 1, where(parts < shards, exchanged, gathered), gathered)
+
+
+def _from_shards_seconds(weights: float, training: TrainingLayout, rollout: RolloutLayout, rates: Rates) -> float:
+    """From FSDP, which shards each weight by rows over all ranks of a copy: each has a part of every generation shard.
+
+    Whole weights are gathered; shards of tensor parallelism, whose ranks need other rows and columns, are sent point to
+    point.
+    """
+    copy, shards = Group(training.num_devices // training.replicas), rollout.tensor * rollout.pipeline
+    return rates.all_gather(weights, copy) if shards == 1 else rates.all_to_all(weights / shards, copy)
+
+
+def _num_tensors(model: ModelGeometry) -> int:
+    """Weights of the model, without biases: 9 of a dense layer, and 3 of each expert."""
+    return 3 + 9 * model.layers + 3 * model.experts * model.expert_layers
 
 
 def _send_recv_seconds(weights: float, training: TrainingLayout, rollout: RolloutLayout, rates: Rates) -> float:

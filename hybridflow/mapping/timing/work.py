@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hybridflow.mapping.elementwise import where
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
 from hybridflow.mapping.timing.rates import Group, Rates
 from hybridflow.models.geometry import ModelGeometry, parameter_split
@@ -36,14 +37,14 @@ class PassSeconds:
 
 @lru_cache(maxsize=256)
 def active_parameters(model: ModelGeometry) -> float:
-    """Parameters of all layers that one token is multiplied with, without embedding and language head."""
+    """Parameters of all layers that one token is multiplied with, without embedding and LM head."""
     split = parameter_split(model)
     routed = split.routed * model.experts_per_token / max(model.experts, 1)
     return split.attention + split.dense + split.shared + split.router + routed
 
 
 @lru_cache(maxsize=256)
-def layer_parameters(model: ModelGeometry) -> tuple[int, int]:
+def expert_and_other_parameters(model: ModelGeometry) -> tuple[int, int]:
     """Parameters of all layers: those of experts, and all others."""
     split = parameter_split(model)
     return split.routed, split.attention + split.dense + split.shared + split.router + split.norms
@@ -79,10 +80,11 @@ def activation_values(model: ModelGeometry) -> tuple[float, float]:
 def forward_pass(
     use: ModelUse, layout: TrainingLayout, rates: Rates, *, tokens: float, squared_lengths: float
 ) -> PassSeconds:
-    """Seconds of a microbatch of `tokens` tokens of one model replica, averaged over the stages of its pipeline.
+    """Seconds of a microbatch of `tokens` tokens of one model replica, on the slowest stage of its pipeline.
 
-    A layer takes one synchronization to launch, each of its collectives another one, and each local expert two: a
-    grouped product is launched expert by expert.
+    Of equal stages, this is the one with the LM head; if the stages do not divide the layers, fewer layers are
+    assumed to balance the head. A layer takes one launch, each of its collectives a synchronization, and each local
+    expert two launches: a grouped product is launched expert by expert.
     """
     model, width = use.geometry, use.value_bytes
     stage_layers = model.layers / layout.pipeline
@@ -90,10 +92,13 @@ def forward_pass(
     local = tokens / layout.sequence
     by_tensor = local / layout.tensor
     replicated, sharded = activation_values(model)
-    experts, others = layer_parameters(model)
+    experts, others = expert_and_other_parameters(model)
     weights = (experts / layout.expert + others / layout.tensor) / layout.pipeline
-    activations = replicated * (by_tensor if layout.sequence_parallel else local) + sharded * by_tensor
-    logits = LOGIT_PASSES * 4 * model.vocab * tokens / shards / layout.pipeline if use.has_language_head else 0.0
+    activations = replicated * where(layout.sequence_parallel, by_tensor, local) + sharded * by_tensor
+    head_stages = where(model.layers % layout.pipeline == 0, 1, layout.pipeline)
+    logits = LOGIT_PASSES * 4 * model.vocab * tokens / shards / head_stages if use.has_language_head else 0.0
+    head = 2 * model.hidden * model.vocab * tokens if use.has_language_head else 0
+    body = forward_flops(use, tokens, squared_lengths) - head
     hidden_bytes = local * model.hidden * width
     moved = local * 2 * (model.query_width + model.kv_width) * width / layout.tensor
     sent = by_tensor * model.experts_per_token * model.hidden * width
@@ -103,12 +108,12 @@ def forward_pass(
     collectives = stage_layers * 2 * (rates.latency(layout.tensor) + rates.latency(layout.sequence))
     collectives += expert_layers * 2 * rates.latency(layout.expert)
     return PassSeconds(
-        matrix=forward_flops(use, tokens, squared_lengths) / shards / layout.pipeline / rates.flops,
+        matrix=(body / layout.pipeline + head / head_stages) / shards / rates.flops,
         memory=(weights * width + stage_layers * activations * width + logits) / rates.memory,
         tensor=stage_layers * 2 * _without_latency(rates, rates.all_reduce(hidden_bytes, tensor), tensor),
         expert=expert_layers * 2 * _without_latency(rates, rates.all_to_all(sent, expert), expert),
         sequence=stage_layers * _without_latency(rates, rates.all_to_all(moved, sequence), sequence),
-        latency=launches * rates.sync + collectives,
+        latency=launches * rates.launch(layout.engine.name) + collectives,
     )
 
 

@@ -15,7 +15,7 @@ from hybridflow.models.adapters.merging import MergedShard
 from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
 from hybridflow.models.loading import load_causal_lm, save_causal_lm
 from hybridflow.models.names.huggingface import canonical_name
-from hybridflow.models.shard_files import read_into, save_directory
+from hybridflow.models.shard_files import PlannedDirectory, plan_directory, read_into
 from hybridflow.optional import require
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
@@ -64,10 +64,10 @@ class SavedAdapter:
         return f"lora.rank={self.rank} lora.alpha={self.alpha:g} lora.targets=[{','.join(self.targets)}]"
 
 
-def save_adapter(
+def plan_adapter(
     adapter: Adapter, shards: Iterable[WeightShard], directory: Path, ranks: Ranks, *, base_model: str
-) -> None:
-    """Writes the adapter from the shards of all ranks, to a directory that they share; called on all ranks together.
+) -> PlannedDirectory:
+    """Plans the files of an adapter with all ranks; see `plan_directory`.
 
     `shards` are all weights of a rank, and `base_model` is the path or hub name of the adapter's base model.
     """
@@ -81,16 +81,18 @@ def save_adapter(
         base_model_name_or_path=base_model,
         inference_mode=True,
     )
-    save_directory(
-        _trained(shards), directory, ranks, write_rest=config.save_pretrained, largest_file_bytes=_ONE_FILE_BYTES
+    return plan_directory(
+        _trained(shards),
+        directory,
+        ranks,
+        write_rest=config.save_pretrained,
+        largest_file_bytes=_ONE_FILE_BYTES,
+        stem=Path(WEIGHTS_FILE).stem,
     )
-    if ranks.rank == 0:
-        (directory / "model.safetensors").rename(directory / WEIGHTS_FILE)
-    ranks.barrier()
 
 
 def load_adapter(adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:
-    """Reads an adapter that `save_adapter` wrote in any layout into this rank's shards."""
+    """Reads an adapter that `plan_adapter` wrote in any layout into this rank's shards."""
     if not (directory / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{directory.parent} has no adapter: it was written by a run with actor.lora.rank=0.",

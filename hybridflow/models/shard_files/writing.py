@@ -3,8 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +82,48 @@ class _Task(NamedTuple):
     dtype: str
 
 
+@dataclass(frozen=True)
+class PlannedDirectory:
+    """This rank's part of a directory that all ranks have planned together. Writing it needs no other rank."""
+
+    directory: Path
+    shards: Mapping[int, WeightShard]
+    """The shards that this rank writes, by their number."""
+
+    tasks: Sequence[_Task]
+    files: Sequence[WeightFile]
+    """The files whose headers this rank writes: all on rank 0, none on others."""
+
+    write_rest: Callable[[Path], None] | None
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the tensors of this part."""
+        return sum(shard.tensor.nbytes for shard in self.shards.values())
+
+    def copied(self) -> "PlannedDirectory":
+        """The same part with copies of the tensors in host memory, so that the originals may change."""
+        copies = {
+            number: replace(shard, tensor=shard.tensor.detach().to("cpu", copy=True))
+            for number, shard in self.shards.items()
+        }
+        return replace(self, shards=copies)
+
+    def write(self) -> None:
+        """Writes the part, in any thread, and flushes it to disk."""
+        for file in self.files:
+            _begin(self.directory / file.name, file)
+        if len(self.files) > 1:
+            (self.directory / INDEX_FILE).write_text(index_of(self.files))
+        if self.write_rest is not None:
+            self.write_rest(self.directory)
+        for file in sorted({task.file for task in self.tasks}):
+            with _opened(self.directory / file) as descriptor:
+                for task in self.tasks:
+                    if task.file == file:
+                        _write_shard(descriptor, self.shards[task.shard], task)
+
+
 def save_directory(
     shards: Iterable[WeightShard],
     directory: Path,
@@ -90,11 +133,30 @@ def save_directory(
     dtype_of: DtypeOf | None = None,
     largest_file_bytes: int = LARGEST_FILE_BYTES,
 ) -> None:
-    """Writes the weights of all ranks, each of which holds and writes only its own shards.
+    """Writes the weights of all ranks, each of which holds and writes only its own shards; see `plan_directory`."""
+    planned = plan_directory(
+        shards, directory, ranks, write_rest=write_rest, dtype_of=dtype_of, largest_file_bytes=largest_file_bytes
+    )
+    with Together(ranks):
+        planned.write()
+
+
+def plan_directory(
+    shards: Iterable[WeightShard],
+    directory: Path,
+    ranks: Ranks,
+    *,
+    write_rest: Callable[[Path], None],
+    dtype_of: DtypeOf | None = None,
+    largest_file_bytes: int = LARGEST_FILE_BYTES,
+    stem: str = "model",
+) -> PlannedDirectory:
+    """Creates a directory for the weights of all ranks, and plans which rank writes which of them.
 
     Called on all ranks together, with a directory that all of them can access; with several nodes, on a shared file
     system. A box that several ranks hold is written by one of them. `write_rest` writes the configuration and the
-    tokenizer, on rank 0. `dtype_of` maps the name of a weight to the dtype to save; by default, its own.
+    tokenizer, on rank 0. `dtype_of` maps the name of a weight to the dtype to save; by default, its own. `stem` is the
+    files' name without the suffix.
     """
     own = list(shards)
     pieces = [
@@ -103,18 +165,24 @@ def save_directory(
     ]
     gathered_pieces = gather_json([piece.as_plain for piece in pieces], ranks)
     everyones = [[_Piece.read(*plain) for plain in rank_pieces] for rank_pieces in gathered_pieces]
+    files: list[WeightFile] = []
     tasks: list[list[_Task]] = []
     with Together(ranks):
         if ranks.rank == 0:
             directory.mkdir(parents=True, exist_ok=True)
-            tasks = _begun(everyones, directory, largest_file_bytes)
-            write_rest(directory)
+            for old in (*directory.glob("*.safetensors"), directory / INDEX_FILE):
+                old.unlink(missing_ok=True)
+            weights = {piece.name: SavedWeight(piece.dtype, piece.layout.shape) for some in everyones for piece in some}
+            files = plan_files(weights, largest_bytes=largest_file_bytes, stem=stem)
+            tasks = _tasks(everyones, weights, files)
     mine = [_Task(*task) for task in scatter_json(tasks, ranks)]
-    with Together(ranks):
-        _write(own, mine, directory)
+    written = {task.shard: own[task.shard] for task in mine}
+    return PlannedDirectory(directory, written, mine, files, write_rest if ranks.rank == 0 else None)
 
 
-def plan_files(weights: Mapping[str, SavedWeight], *, largest_bytes: int = LARGEST_FILE_BYTES) -> list[WeightFile]:
+def plan_files(
+    weights: Mapping[str, SavedWeight], *, largest_bytes: int = LARGEST_FILE_BYTES, stem: str = "model"
+) -> list[WeightFile]:
     """The files for the given weights, each of at most `largest_bytes`, unless a single weight is larger."""
     groups: list[list[str]] = [[]]
     size = 0
@@ -126,14 +194,14 @@ def plan_files(weights: Mapping[str, SavedWeight], *, largest_bytes: int = LARGE
         groups[-1].append(name)
         size += more
     if len(groups) == 1:
-        return [_planned("model.safetensors", weights, groups[0])]
+        return [_planned(f"{stem}.safetensors", weights, groups[0])]
     return [
-        _planned(f"model-{number:05d}-of-{len(groups):05d}.safetensors", weights, names)
+        _planned(f"{stem}-{number:05d}-of-{len(groups):05d}.safetensors", weights, names)
         for number, names in enumerate(groups, start=1)
     ]
 
 
-def index_of(files: list[WeightFile]) -> str:
+def index_of(files: Sequence[WeightFile]) -> str:
     """The text of the index, which maps each weight to its file."""
     total = sum(file.num_bytes - len(file.header) for file in files)
     places = {name: file.name for file in files for name in file.offsets}
@@ -145,16 +213,10 @@ def byte_runs(layout: TensorLayout, item_bytes: int) -> Iterator[tuple[int, int]
     yield from _runs(layout.shape, layout.box, item_bytes, start=0)
 
 
-def _begun(everyones: list[list[_Piece]], directory: Path, largest_file_bytes: int) -> list[list[_Task]]:
-    """Creates the files with headers and full sizes, and returns the tasks of each rank."""
-    weights = {piece.name: SavedWeight(piece.dtype, piece.layout.shape) for pieces in everyones for piece in pieces}
-    files = plan_files(weights, largest_bytes=largest_file_bytes)
-    for old in (*directory.glob("*.safetensors"), directory / INDEX_FILE):
-        old.unlink(missing_ok=True)
-    for file in files:
-        _begin(directory / file.name, file)
-    if len(files) > 1:
-        (directory / INDEX_FILE).write_text(index_of(files))
+def _tasks(
+    everyones: list[list[_Piece]], weights: Mapping[str, SavedWeight], files: Iterable[WeightFile]
+) -> list[list[_Task]]:
+    """The tasks of each rank."""
     place = {name: (file.name, offset) for file in files for name, offset in file.offsets.items()}
     tasks: list[list[_Task]] = [[] for _ in everyones]
     for name, rank, shard in _writers(everyones, weights):
@@ -163,11 +225,21 @@ def _begun(everyones: list[list[_Piece]], directory: Path, largest_file_bytes: i
 
 
 def _begin(path: Path, file: WeightFile) -> None:
-    with path.open("wb") as stream:
-        stream.write(file.header)
-        stream.truncate(file.num_bytes)
-        stream.flush()
-        os.fsync(stream.fileno())
+    """Writes the header and sets the size of a file, in which other ranks may already have written."""
+    with _opened(path) as descriptor:
+        _write_all(descriptor, memoryview(file.header), 0)
+        os.truncate(descriptor, file.num_bytes)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A file for writing at any place, created if it does not exist, and flushed to disk at the end."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _writers(everyones: list[list[_Piece]], weights: Mapping[str, SavedWeight]) -> list[tuple[str, int, int]]:
@@ -187,18 +259,6 @@ def _writers(everyones: list[list[_Piece]], weights: Mapping[str, SavedWeight]) 
             load[rank] += volume(box) * ITEM_BYTES[weights[name].dtype]
             writers.append((name, rank, number))
     return writers
-
-
-def _write(own: list[WeightShard], tasks: list[_Task], directory: Path) -> None:
-    for file in sorted({task.file for task in tasks}):
-        descriptor = os.open(directory / file, os.O_WRONLY)
-        try:
-            for task in tasks:
-                if task.file == file:
-                    _write_shard(descriptor, own[task.shard], task)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _write_shard(descriptor: int, shard: WeightShard, task: _Task) -> None:

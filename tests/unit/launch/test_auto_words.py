@@ -53,6 +53,15 @@ def test_another_word_is_named_with_what_belongs_there(override, message, remedy
     assert remedy in (found.value.remedy or "")
 
 
+def test_a_critic_whose_layout_is_planned_does_not_follow_the_actor():
+    words = ["trainer.devices=2", "trainer.device=cpu", "actor.engine=megatron", "actor.parallelism.tensor=2"]
+    origins = plan_fully(composed(*words, "critic.parallelism=auto")).composed.origins
+    assert origins["critic.engine"] == "plan"
+    assert origins["actor.engine"] == "command line"
+    given = plan_fully(composed(*words, "critic.parallelism=auto", "critic.parallelism.tensor=2"))
+    assert given.config.critic.parallelism.tensor == 2
+
+
 def test_the_number_of_concurrent_responses_that_a_user_sets_is_kept():
     plan = plan_fully(composed("rollout.parallelism=auto", "rollout.max_sequences=4", "trainer.device=cpu"))
     assert plan.config.rollout.max_sequences == 4

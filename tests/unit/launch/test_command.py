@@ -23,7 +23,7 @@ from tests.unit.launch.test_execute import Words
         ("hybridflow.trainer.main_ppo", "SIGTERM", 143, "torch.types"),
         ("hybridflow grpo", "SIGINT", 130, "torch.types"),
         ("hybridflow show", "SIGINT", 130, "rich.console"),
-        ("hybridflow show", "SIGTERM", 143, "omegaconf._utils"),
+        ("hybridflow show", "SIGUSR1", 75, "omegaconf._utils"),
         ("hybridflow export nowhere", "SIGINT", 130, "torch.types"),
     ],
 )

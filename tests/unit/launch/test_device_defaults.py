@@ -5,8 +5,8 @@ import logging
 import pytest
 import ray
 
-from hybridflow.config.loop import Device
 from hybridflow.config.model import Dtype
+from hybridflow.config.placement import Device
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError, ResourceError
 from hybridflow.launch.compose.compose import compose_run

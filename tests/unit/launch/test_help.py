@@ -92,7 +92,7 @@ def test_help_alone_fits_on_a_screen_and_shows_the_values_of_the_command(capsys)
     [
         (["actor.optimizer"], ["actor.optimizer.learning_rate = 0.5 "], ["critic.", "actor.lora.rank"]),
         (["learning_r"], ["actor.optimizer.learning_rate = ", "critic.optimizer.learning_rate"], ["beta1 ="]),
-        (["trainer.seed", "placement"], ["trainer.seed = ", "placement.pools.<name>.devices"], ["trainer.devices"]),
+        (["trainer.seed", "placement"], ["trainer.seed = ", "placement.pools.<name>.devices"], ["trainer.devices = "]),
         (["algorithm"], ["algorithm=NAME", "\n  grpo ", "algorithm.kl.placement = "], ["actor.lora"]),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hybridflow.dataflows.loop import Outcome, Stopped
+from hybridflow.dataflows.run import Outcome, Stopped
 from hybridflow.launch.messages import Finished, ending_of, say_finished, say_kept, say_stopped_at_once
 from hybridflow.observability.ending import Ending
 from tests.unit.elastic.victim import store_with

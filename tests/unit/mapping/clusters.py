@@ -16,7 +16,15 @@ DEVICE = Device(
     efficiency=EXACT,
 )
 
-CLUSTER = Cluster(device=DEVICE, num_devices=64, devices_per_node=8, node_link=3e11, network_link=25e9, host_link=50e9)
+CLUSTER = Cluster(
+    device=DEVICE,
+    num_devices=64,
+    devices_per_node=8,
+    node_link=3e11,
+    network_link=25e9,
+    host_link=50e9,
+    host_bytes=2**38,
+)
 
 WORKLOAD = Workload(512, Lengths.constant(512), Lengths.spread(1000, 8000), optimizer_steps=4)
 

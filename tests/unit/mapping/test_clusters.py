@@ -35,7 +35,7 @@ def test_a_device_of_a_user(tmp_path):
 
 def test_links_depend_on_how_many_devices_take_part():
     cluster = cluster_of("2x8xH100")
-    assert (cluster.link_within(8), cluster.link_within(9)) == (450e9, 50e9)
+    assert (cluster.node_link, cluster.network_link) == (450e9, 50e9)
 
 
 @pytest.mark.parametrize(

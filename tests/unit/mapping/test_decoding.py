@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout
-from hybridflow.mapping.timing.decoding import length_in_flight, schedule, steady
+from hybridflow.mapping.timing.decoding import decoding_runs, length_in_flight, steady
 from hybridflow.mapping.timing.generation import cache_bytes_per_token, generation_seconds
 from hybridflow.mapping.workload import Lengths, Workload
 from tests.oracles.decoding import arrival_order, decoding_steps
@@ -25,7 +25,7 @@ def test_schedule_equals_a_simulation_of_every_step(seed: int):
     lengths = sorted(float(choose.randint(1, choose.choice((3, 50, 400)))) for _ in range(rows))
     limit = choose.randint(1, 120)
     expected = decoding_steps(arrival_order(lengths), limit)
-    found = schedule(tuple(lengths), rows, limit)
+    found = decoding_runs(tuple(lengths), rows, limit)
     sums = (found.steps.sum(), found.steps @ found.sequences, found.steps @ found.generated)
     assert sums == pytest.approx(runs_of(expected))
     expanded = np.repeat(found.sequences, found.steps.astype(int))
@@ -35,20 +35,20 @@ def test_schedule_equals_a_simulation_of_every_step(seed: int):
 @pytest.mark.parametrize(("rows", "limit"), [(2048, 2048), (2048, 256), (1000, 96), (777, 1)])
 def test_rows_that_share_a_length_give_the_tokens_of_all_rows(rows: int, limit: int):
     lengths = Lengths.spread(500, 4000)
-    found = schedule(lengths.quantiles, rows, limit)
+    found = decoding_runs(lengths.quantiles, rows, limit)
     # groups of rows, and a longest row among few, change the mean by less than 1 %
     assert found.steps @ found.sequences == pytest.approx(rows * lengths.mean, rel=0.01)
     assert found.sequences.max() <= limit * (1 + 1e-9)
 
 
 def test_equal_responses_beyond_the_limit_are_generated_in_waves():
-    found = schedule((100.0,), 512, 128)
+    found = decoding_runs((100.0,), 512, 128)
     assert found.steps.sum() == 400
     assert set(found.sequences) == {128.0}
 
 
 def test_the_last_steps_of_a_batch_generate_the_longest_response_alone():
-    found = schedule((10.0, 10.0, 10.0, 1000.0), 4, 4)
+    found = decoding_runs((10.0, 10.0, 10.0, 1000.0), 4, 4)
     assert found.steps.tolist() == [10.0, 990.0]
     assert found.sequences.tolist() == [4.0, 1.0]
 
@@ -81,7 +81,7 @@ def test_a_small_cache_limits_the_responses_generated_together():
 
 def test_batches_in_flight_hide_the_tail_until_the_longest_response_takes_all_of_them():
     lengths = (10.0, 10.0, 10.0, 1000.0)
-    drained = schedule(lengths, 4, 1000).steps.sum()
+    drained = decoding_runs(lengths, 4, 1000).steps.sum()
     intervals = [float(steady(lengths, 4, 1000, batches).steps[0]) for batches in (2, 4, 8)]
     assert intervals == pytest.approx([drained / 2, drained / 4, drained / 8])
     limited = steady(lengths, 4, 8, 1000)

@@ -1,14 +1,18 @@
 """Devices from YAML: the known ones, a user's own, and the errors of wrong files."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from hybridflow.errors import ConfigError
-from hybridflow.mapping.device_files import find_device
+from hybridflow.mapping.device_files import device_like, find_device, write_device
 
-KNOWN = ["A100-40", "A100-80", "H100", "H200", "H20", "B200", "GB200", "L40S", "RTX-4090", "A6000", "T4", "CPU"]
+KNOWN = [
+    *("A100-40", "A100-80", "A800", "H100", "H800", "H200", "H20", "B200", "GB200"),
+    *("L40S", "RTX-4090", "A6000", "T4", "CPU"),
+]
 OWN = {
     "memory_mib": 1000,
     "matrix_tflops": 4,
@@ -63,10 +67,44 @@ def test_rates_are_per_second_and_memory_in_bytes(name, sold_gb, flops, bandwidt
         ("rtx 4090", "RTX-4090"),
         ("A100-SXM4-80GB", "A100-80"),
         ("RTX A6000", "A6000"),
+        ("NVIDIA A800-SXM4-80GB", "A800"),
+        ("NVIDIA H800", "H800"),
     ],
 )
 def test_other_spellings(written, name):
     assert find_device(written).device.name == name
+
+
+@pytest.mark.parametrize(("name", "full"), [("A800", "A100-80"), ("H800", "H100")])
+def test_devices_with_less_nvlink_are_otherwise_those_with_all_of_it(name, full):
+    found, other = find_device(name), find_device(full)
+    assert found.node_link == 200e9
+    assert replace(found, device=replace(found.device, name=full), node_link=other.node_link) == other
+
+
+@pytest.mark.parametrize(
+    ("reported", "gib", "name"),
+    [
+        ("NVIDIA GeForce RTX 3070", 8, "T4"),
+        ("NVIDIA GeForce RTX 2080 Ti", 11, "T4"),
+        ("NVIDIA GeForce RTX 3090", 24, "RTX-4090"),
+        ("", 80, "A100-80"),
+        ("NVIDIA H100 80GB HBM3", 79, "H100"),
+    ],
+)
+def test_a_gpu_that_a_driver_reports_is_described_by_a_known_gpu(reported, gib, name):
+    found = device_like(reported, gib << 30).device
+    assert (found.name, found.memory_bytes) == (name, gib << 30)
+
+
+def test_a_known_gpu_whose_memory_is_not_reported_has_its_usual_one():
+    assert device_like("NVIDIA H100 80GB HBM3", 0) == find_device("H100")
+
+
+def test_a_gpu_without_a_known_name_and_memory_is_refused():
+    with pytest.raises(ConfigError, match="The GPUs of this run are not known to the planner") as caught:
+        device_like("", 0)
+    assert "trainer.device_file=FILE.yaml, or hybridflow plan --on DEVICES." in caught.value.remedy
 
 
 def test_a_device_of_a_user(own_file):
@@ -76,6 +114,13 @@ def test_a_device_of_a_user(own_file):
     assert (found.node_link, found.network_link, found.host_link, found.devices_per_node) == (30e9, 3e9, 20e9, 4)
     assert found.device.efficiency.sync_seconds == 3e-5
     assert find_device(f"{path}:mine") == found
+    assert found.host_bytes == 2 * found.device.memory_bytes
+
+
+def test_host_memory_is_that_of_the_node_per_device(own_file):
+    assert find_device("H100").host_bytes * 8 == 2 << 40
+    assert find_device("cpu").offload_bytes == 0
+    assert find_device(own_file({"mine": OWN | {"host_memory_mib": 500}})).host_bytes == 500 << 20
 
 
 def test_a_known_device_with_another_network(own_file):
@@ -88,6 +133,8 @@ def test_a_known_device_with_another_network(own_file):
 WRONG_FILES = [
     ("a: [", "is not YAML: while parsing", "as in hybridflow/assets/devices.yaml"),
     ("", "is empty", "as in hybridflow/assets/devices.yaml"),
+    ("[]", "is not a mapping from names to devices", "as in hybridflow/assets/devices.yaml"),
+    ({"mine": {"like": "H100", "cores": 3}}, "mine has cores=3 and like=H100, which is not a CPU", "Leave one of them"),
     ("3", "is not a mapping from names to devices", "as in hybridflow/assets/devices.yaml"),
     ({"mine": 3}, "is not a mapping from names to devices", "as in hybridflow/assets/devices.yaml"),
     (OWN, "is not a mapping from names to devices", "as in hybridflow/assets/devices.yaml"),
@@ -129,5 +176,40 @@ def test_a_file_that_does_not_exist(tmp_path):
 def test_near_names_of_unknown_devices_are_suggested():
     with pytest.raises(ConfigError, match="'A100' is not a known device") as caught:
         find_device("A100")
-    assert "'A100-80' or 'A100-40'?" in caught.value.remedy
+    assert "Did you mean 'A100-40', 'A100-80' or 'H100'?" in caught.value.remedy
     assert "FILE.yaml:NAME" in caught.value.remedy
+
+
+def test_a_written_device_is_read_again(tmp_path):
+    known = find_device("CPU")
+    host = {"launch_seconds": {"single": 4.321e-4, "vllm": 2e-3}, "request_seconds": {"vllm": 1.5e-4}}
+    written = replace(known, device=replace(known.device, cores=1.75, **host))
+    write_device(tmp_path / "devices.yaml", written, about="Measured\nhere")
+    assert (tmp_path / "devices.yaml").read_text().startswith("# Measured\n# here\nCPU:\n")
+    read = find_device(str(tmp_path / "devices.yaml"))
+    assert read == written
+    assert {key: vars(read.device)[key] for key in host} == host
+    assert read.device.is_cpu
+    assert not find_device("H100").device.is_cpu
+
+
+def test_a_device_that_cannot_be_written_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="could not be written") as caught:
+        write_device(tmp_path / "none" / "devices.yaml", find_device("CPU"), about="")
+    assert "existing directory" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "seconds", "message", "remedy"),
+    [
+        ("launch_seconds", {"fdsp": 0.1}, "has the unknown engine 'fdsp' in launch_seconds", "Engines: "),
+        ("launch_seconds", 0.1, "has 0.1 in launch_seconds", "Give seconds by engine"),
+        ("launch_seconds", {"fsdp": -1}, "has launch_seconds.fsdp=-1, which is not a number from 0 to 10", "a layer"),
+        ("request_seconds", {"fsdp": 0.1}, "has the unknown engine 'fsdp' in request_seconds", "{transformers: 0.001}"),
+    ],
+)
+def test_wrong_seconds_of_the_host_are_named(own_file, key, seconds, message, remedy):
+    path = own_file({"mine": OWN | {key: seconds}})
+    with pytest.raises(ConfigError, match=message) as caught:
+        find_device(path)
+    assert remedy in caught.value.remedy

@@ -1,6 +1,7 @@
 """The explanation of an answer agrees with the plan, and its changes are those that help most."""
 
 import json
+import re
 from dataclasses import replace
 from itertools import count
 from xml.etree import ElementTree
@@ -10,14 +11,16 @@ import pytest
 from hybridflow.config.placement import PlacementKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.candidates import Given
+from hybridflow.mapping.changes import IN_HOST_MEMORY, sharding_problems
 from hybridflow.mapping.clusters import cluster_of
 from hybridflow.mapping.explanation import as_json, explain, step_facts
-from hybridflow.mapping.explanation_text import WIDTH, text_of
+from hybridflow.mapping.explanation_text import CAUSES, WIDTH, text_of
 from hybridflow.mapping.figure import svg_of
 from hybridflow.mapping.layouts import ModelUse
 from hybridflow.mapping.operations import Operation, OperationKind
 from hybridflow.mapping.planner import answer
 from hybridflow.mapping.request import PlannedModel, PlannedRollout, Request
+from hybridflow.mapping.timing.generation import cache_bytes_per_token
 from hybridflow.mapping.workload import Lengths, Workload
 from hybridflow.models.geometry import geometry_of, parameter_count
 
@@ -60,7 +63,8 @@ def ppo(size: str, cluster: str) -> Request:
         rollout=PlannedRollout("rollout", "actor", frozen, "vllm"),
         workload=Workload(256, Lengths.constant(512), Lengths.constant(512), 4),
         cluster=cluster_of(cluster),
-        least_prompts=64,
+        minibatch_prompts=64,
+        batch_prompts=256,
     )
 
 
@@ -87,6 +91,19 @@ def test_seconds_are_those_of_the_plan(found):
         for pool in facts.pools:
             busy = sum(call.seconds for call in facts.calls if call.pool == pool.name)
             assert pool.idle_fraction == pytest.approx(1 - busy / step.seconds)
+
+
+def test_a_call_of_functions_takes_no_time_on_a_role_that_offloads_its_weights():
+    request = ppo("1B", "2xH100")
+    actor = replace(request.models[0], given=Given({"offload_parameters": 1}))
+    of_actor = [replace(each, role="actor") if each.role == "driver" else each for each in request.operations]
+    request = replace(request, operations=tuple(of_actor), models=(actor, *request.models[1:]))
+    step = answer(request, num_plans=1).plans[0]
+    starts, ends = step.plan.schedule.starts, step.plan.schedule.ends
+    assert step.layouts["actor"].offload_parameters
+    planned = [end - start for start, end in zip(starts, ends, strict=True)]
+    assert planned == pytest.approx([seconds.total for seconds in step.operation_seconds()])
+    assert planned[[each.name for each in request.operations].index("driver.advantages")] == 0
 
 
 def test_memory_is_that_of_the_plan(found):
@@ -125,6 +142,7 @@ def test_json_is_plain_data(found):
 def test_text_names_every_call_pool_and_placement(found):
     text = text_of(found)
     assert text.startswith("ppo on 8 x A100-80\n")
+    assert "\n256 prompts x 1 response of up to 512 + 512 tokens, 512 + 512 on average\n" in text
     assert "It fits: a step takes about" in text
     for operation in found.request.operations:
         assert operation.name in text
@@ -132,6 +150,30 @@ def test_text_names_every_call_pool_and_placement(found):
         assert step.plan.name in text
     assert "Next best change: 16 x A100-80 instead of 8 saves about" in text
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_no_more_responses_are_said_to_run_at_once_than_the_cache_holds(found):
+    rollout = found.request.rollout
+    work = replace(found.request.workload, rows=8192)
+    request = replace(found.request, rollout=replace(rollout, memory_fraction=0.6), workload=work)
+    step = answer(request, num_plans=1).plans[0]
+    layout = step.layouts["rollout"]
+    tokens = 512 + 256  # prompts, and responses half generated
+    held = layout.cache_bytes / cache_bytes_per_token(rollout.use, layout) / tokens
+    assert held < layout.max_sequences
+    said = next(role.layout for pool in step_facts(step).pools for role in pool.roles if role.role == "rollout")
+    assert said.endswith(f"{layout.max_sequences:,} responses at once at most, about {held:,.0f} in the KV cache")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+@pytest.mark.parametrize("placement", [PlacementKind.colocated, PlacementKind.split])
+def test_every_part_of_a_call_is_named_as_a_cause(engine, placement):
+    request = ppo("1B", "8xA100-80")
+    assert request.rollout is not None
+    rollout = replace(request.rollout, engine=engine, captures_graphs=False)
+    best = answer(replace(request, rollout=rollout, placement=placement)).plans[0]
+    parts = {part for call in step_facts(best).calls for part in call.parts_seconds}
+    assert {"launches", "transfer"} <= parts <= CAUSES.keys()
 
 
 def test_the_next_best_change_is_the_best_of_all_single_changes():
@@ -177,10 +219,26 @@ def test_a_70b_model_on_one_card_needs_whole_nodes(impossible):
 def test_an_impossible_request_says_what_is_short(impossible):
     request = ppo("70B", "1xRTX-4090")
     weights = 2 * parameter_count(request.models[0].use.geometry)
-    assert [need.roles for need in impossible.needed] == [*([role] for role in request.roles), [*request.roles]]
+    on_device = [need for need in impossible.needed if need.memory.name != IN_HOST_MEMORY]
+    assert [need.roles for need in on_device] == [*([role] for role in request.roles), [*request.roles]]
     for need in impossible.needed:
-        assert need.memory.total_bytes > weights
-        assert need.memory.free_bytes == request.cluster.device.memory_bytes - need.memory.total_bytes
+        room = request.cluster.device.memory_bytes if need in on_device else request.cluster.offload_bytes
+        assert need.memory.total_bytes > weights or need not in on_device
+        assert need.memory.free_bytes == room - need.memory.total_bytes
+
+
+def test_a_step_that_offloads_more_than_the_host_holds_does_not_fit():
+    request = ppo("7B", "1xH200")
+    (fits,) = answer(request, num_plans=1).plans
+    offloaded = sum(fits.memory(role).host_bytes for role in request.roles)
+    assert offloaded > 0
+    for share, is_enough in ((1.01, True), (0.99, False)):
+        host = share * offloaded / request.cluster.offload_bytes * request.cluster.host_bytes
+        found = answer(replace(request, cluster=replace(request.cluster, host_bytes=host)), num_plans=1)
+        assert bool(found.plans and found.plans[0].layouts == fits.layouts) == is_enough
+        text = text_of(found)
+        if not found.plans:
+            assert "all together" in text and "in host memory" in text
 
 
 def test_an_impossible_request_says_which_change_helps(impossible):
@@ -194,6 +252,47 @@ def test_an_impossible_request_says_which_change_helps(impossible):
     ]
     assert answer(replace(request, models=tuple(models))).plans[0].seconds == lora.seconds
     assert any(each.device != "RTX-4090" for each in impossible.changes)
+
+
+def of_unknown_type(request: Request) -> Request:
+    """The same request for models of a type whose weights no engine divides."""
+    models = [
+        replace(each, use=replace(each.use, geometry=replace(each.use.geometry, model_type="gpt_oss")))
+        for each in request.models
+    ]
+    rollout = request.rollout
+    assert rollout is not None
+    own = replace(rollout, use=replace(rollout.use, geometry=models[0].use.geometry))
+    return replace(request, models=tuple(models), rollout=own)
+
+
+def test_engines_that_cannot_shard_the_model_are_named():
+    request = of_unknown_type(ppo("70B", "1xRTX-4090"))
+    assert sharding_problems(ppo("70B", "1xRTX-4090")) == []
+    (problem,) = sharding_problems(request)
+    assert problem.startswith("vllm (rollout): divides models of the types llama, ")
+    assert problem.endswith("; this one is of type gpt_oss")
+    megatron = tuple(replace(each, engines=(TrainingEngine.megatron,)) for each in request.models[:2])
+    problems = sharding_problems(replace(request, models=megatron))
+    assert [each.partition(":")[0] for each in problems] == ["megatron (actor, critic)", "vllm (rollout)"]
+
+
+def test_roles_without_any_layout_are_no_empty_table():
+    free = of_unknown_type(ppo("70B", "1xRTX-4090"))
+    actor = replace(free.models[0], engines=(TrainingEngine.megatron,))
+    text = text_of(
+        answer(replace(free, models=(actor,), rollout=None, operations=(replace(free.operations[4], needs=()),)))
+    )
+    assert "It does not fit. No role has a layout.\n" in text
+    assert "GiB" not in text
+    assert "  megatron (actor): divides models of the types llama, " in text
+
+
+def test_sizes_that_do_not_divide_the_model_are_named():
+    request = ppo("7B", "8xH100")
+    actor = replace(request.models[0], given=Given({"tensor": 3}))
+    problems = sharding_problems(replace(request, models=(actor, *request.models[1:])))
+    assert problems == ["fsdp (actor): parallelism.tensor=3 does not divide the model's 32 attention heads"]
 
 
 def test_the_smallest_number_of_devices_within_a_node():
@@ -233,7 +332,23 @@ def test_the_figure_stacks_memory_to_scale(found):
     assert share == pytest.approx(pool.memory[0].total_bytes / device.memory_bytes, abs=0.002)
 
 
+def test_every_color_of_the_figure_is_defined(found):
+    page = svg_of(found.plans[0])
+    used = set(re.findall(r'class="(f\d+)', page))
+    assert {"f5", "f0"} <= used
+    assert used <= set(re.findall(r"\.(f\d+) \{ fill:", page))
+
+
 def test_the_figure_escapes_text(found):
     step = replace(found.plans[0], request=replace(found.request, title="<script>&\x1b"))
     page = ElementTree.fromstring(svg_of(step))
     assert page.find(f"{SVG}title").text == "<script>&\\x1b on 8 x A100-80"
+
+
+def test_a_cpu_offloads_nothing():
+    request = ppo("1B", "8xcpu")
+    given = Given({"offload_parameters": True, "offload_optimizer": True})
+    models = tuple(replace(model, given=given) for model in request.models)
+    plain, offloading = (answer(each, num_plans=1).plans for each in (request, replace(request, models=models)))
+    assert [each.seconds for each in offloading] == [each.seconds for each in plain]
+    assert all(each.memory(role).host_bytes == 0 for each in (*plain, *offloading) for role in request.roles)

@@ -4,6 +4,7 @@ import statistics
 
 import pytest
 
+from benchmarks import planning_cells
 from benchmarks.planning_fit import fitted
 from benchmarks.planning_report import rank_correlation
 from benchmarks.planning_times import CLOSE, FAR, ORDER, all_cases, sections, step_blocks
@@ -11,12 +12,20 @@ from benchmarks.planning_times import CLOSE, FAR, ORDER, all_cases, sections, st
 KNOWN_MISS = "64 to 128 devices of rows 41 and 42 save less than 10 %"
 """The planner balances rows of a minibatch over ranks; verl does not, and its update gains less from more devices."""
 
-CRITERIA = [criterion for section in sections() for criterion in section.criteria]
+FEW_CELLS = "the published placement in at least 8 of 9 cells"
+"""7 of them; `paper_figures.yaml` explains the others."""
+
+CRITERIA = [each for section in [*sections(), *planning_cells.sections()] for each in section.criteria]
 
 
 @pytest.mark.parametrize("criterion", CRITERIA, ids=lambda criterion: criterion.name)
 def test_published_times_are_predicted_as_well_as_stated(criterion):
-    assert criterion.is_met == (criterion.name != KNOWN_MISS), criterion.found
+    assert criterion.is_met == (criterion.name not in (KNOWN_MISS, FEW_CELLS)), criterion.found
+
+
+def test_the_fastest_placement_is_the_published_one_except_where_explained():
+    differing = {cell.name for cell in planning_cells.cells() if not cell.agrees}
+    assert differing == {"llama-13b on 128", "llama-13b with llama-70b on 128"}
 
 
 @pytest.mark.parametrize("device", ["H100", "GB200"])

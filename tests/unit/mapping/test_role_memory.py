@@ -8,6 +8,7 @@ import pytest
 from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.devices import Device, Efficiency
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
+from hybridflow.mapping.memory.activations import Microbatches
 from hybridflow.mapping.memory.phases import ENGINES, RoleMemory, colocated_phases
 from hybridflow.mapping.memory.rollout import full_cache_bytes, rollout_memory
 from hybridflow.mapping.memory.training import training_memory
@@ -94,7 +95,7 @@ def test_stages_keep_a_microbatch_each():
     inputs = 8192 * 2 * 3584
     stages = TrainingLayout(engine=MEGATRON, pipeline=4, distributed_optimizer=False)
     layer = trained(layout=stages).phases["updating actor"]["activations"] - 7 * 4 * inputs
-    alone = trained(layout=stages, workload=replace(WORKLOAD, rows=4))
+    alone = trained(layout=stages, workload=replace(WORKLOAD, rows=4, optimizer_steps=1))
     assert alone.phases["updating actor"]["activations"] == pytest.approx(7 * inputs + layer)
     interleaved = trained(layout=replace(stages, virtual_pipeline=7)).phases["updating actor"]["activations"]
     assert interleaved == pytest.approx(7 * (4 + 3 / 7) * inputs + layer)
@@ -144,6 +145,15 @@ def test_a_frozen_model_needs_no_state_and_a_model_without_a_head_no_logits():
     assert trained(small, alone, workload=long, is_trained=False).phases["running actor"]["logits"] == 8192 * 32000 * 12
     headless = trained(small, alone, workload=long, is_trained=False, has_language_head=False)
     assert "logits" not in headless.phases["running actor"]
+
+
+def test_a_copy_of_the_state_exists_twice_while_it_is_stored():
+    plain, copied = trained(), trained(copies_state=True)
+    state = plain.resident["weights of actor"] + plain.resident["optimizer of actor"]
+    assert copied.phases["copying actor"]["copies of its state"] == 2 * state
+    assert copied.phases["updating actor"] == plain.phases["updating actor"]
+    assert copied.resident == plain.resident
+    assert copied.extra_bytes == max(sum(parts.values()) for parts in copied.phases.values())
 
 
 def test_weights_that_a_rollout_shares_count_there():
@@ -212,3 +222,10 @@ def test_a_cache_counts_throughout_the_step_unless_the_rollout_sleeps():
 def test_a_latent_cache_holds_one_vector_per_token_and_layer():
     use = ModelUse(LATENT, 2, is_trained=False)
     assert full_cache_bytes(use, rows=1, tokens=1, max_sequences=None) == 61 * (512 + 64) * 2
+
+
+def test_the_activations_of_an_update_are_those_of_a_minibatch():
+    workload = Workload(64, Lengths.constant(16), Lengths.constant(48), optimizer_steps=4)
+    layout = TrainingLayout(engine=TrainingEngine.single, microbatch_tokens=1 << 20, gradient_checkpointing=False)
+    found = [Microbatches.of(layout, workload, is_trained=is_trained).tokens for is_trained in (True, False)]
+    assert found == [16 * 64, 64 * 64]

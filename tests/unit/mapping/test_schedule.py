@@ -30,25 +30,18 @@ def test_operations_of_different_pools_overlap():
     assert found.ends == (10, 13, 17, 12, 25, 26)
     assert found.critical == (0, 1, 2, 5)
     assert found.busy_seconds == (21, 15)
-    assert found.bottleneck == 0
     assert found.idle_fractions == (pytest.approx(5 / 26), pytest.approx(11 / 26))
 
 
 def test_an_operation_outside_of_pools_waits_only_for_its_needs():
     found = schedule(step(("a", ()), ("functions", ()), ("functions", (0,))), (5.0, 1.0, 2.0), {"a": 0})
     assert found.starts == (0, 0, 5)
-    assert found.bottleneck == 0
-
-
-def test_a_step_of_functions_alone_has_no_bottleneck():
-    assert schedule(step(("functions", ())), (5.0,), {}).bottleneck is None
 
 
 def test_a_step_that_runs_ahead_is_as_long_as_its_busiest_pool():
     found = schedule(PPO, SECONDS, {"rollout": 0, "actor": 1, "reward": 1, "critic": 1}, lag=1)
     assert found.seconds == 26
     assert found.critical == (1, 2, 3, 4, 5)
-    assert found.bottleneck == 1
     assert found.idle_fractions == (pytest.approx(16 / 26), 0)
 
 

@@ -1,19 +1,23 @@
 """The search against all plans, one by one."""
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridflow.config.placement import PlacementKind
 from hybridflow.mapping import allocations
 from hybridflow.mapping.operations import Operation, OperationKind, Option
-from hybridflow.mapping.partitions import PlacementKind, Restrictions
+from hybridflow.mapping.partitions import Restrictions
 from hybridflow.mapping.search import Plan, Problem, search
+from hybridflow.mapping.tables import MemoryLimit
 from tests.oracles import placement as oracle
 
 ROLES = ("a", "b", "c", "d")
+KINDS = (PlacementKind.colocated, PlacementKind.split, PlacementKind.standalone)
 
 
 class Table:
@@ -22,17 +26,16 @@ class Table:
     def __init__(self, rows: Mapping[tuple[frozenset[str], int], Sequence[Option]]) -> None:
         self.rows = rows
 
-    def options(self, unit: tuple[str, ...], num_devices: int) -> Sequence[Option]:
-        return self.rows.get((frozenset(unit), num_devices), ())
+    def options(self, unit: tuple[str, ...], sizes: Sequence[int]) -> Sequence[Sequence[Option]]:
+        return [self.rows.get((frozenset(unit), size), ()) for size in sizes]
 
 
 def random_restrictions(random: Random, roles: Sequence[str], num_devices: int) -> Restrictions:
     names = {role: random.choice("xy") for role in roles if random.random() < 0.2}
     return Restrictions(
-        kind=random.choice([None, None, None, *PlacementKind]),
+        kind=random.choice([None, None, None, *KINDS]),
         pool_of=names,
         pool_devices={name: random.randint(1, num_devices) for name in set(names.values()) if random.random() < 0.5},
-        least_devices={role: random.randint(1, 3) for role in roles if random.random() < 0.2},
         granularity=random.choice([1, 1, 1, 2]),
     )
 
@@ -67,6 +70,7 @@ def random_problem(seed: int, *, num_roles: int, num_devices: int, most_options:
                     tuple(float(random.randint(0, 12 + 24 // size)) for _ in range(calls)),
                     float(random.randint(0, 5 + 8 // size)),
                     float(random.randint(0, 6)),
+                    float(random.choice([0, 0, 1, 2, 4])),
                 )
                 for _ in range(count)
             ]
@@ -74,7 +78,7 @@ def random_problem(seed: int, *, num_roles: int, num_devices: int, most_options:
         operations=operations,
         costs=Table(rows),
         num_devices=num_devices,
-        memory_bytes=float(memory),
+        memory=MemoryLimit(float(memory), random.choice([0.0, 3.0, 6.0, inf])),
         joint=joint,
         fixed_seconds={"functions": [float(random.randint(0, 9)) for _ in range(called.count("functions"))]},
         lag=random.choice([0, 0, 1, 3]),
@@ -103,8 +107,7 @@ def allowed_placements(problem: Problem) -> dict[oracle.Placement, dict[frozense
             sizes = [size for size in range(1, problem.num_devices + 1) if size % rules.granularity == 0]
             if own & set(rules.pool_devices):
                 sizes = [rules.pool_devices[name] for name in own]
-            least = max([1, *(rules.least_devices.get(role, 1) for role in pool)])
-            found[placement][pool] = [size for size in sizes if size >= least]
+            found[placement][pool] = sizes
     return found
 
 
@@ -114,13 +117,13 @@ def true_scores(problem: Problem) -> dict[oracle.Placement, oracle.Score]:
         [(operation.role, operation.needs) for operation in problem.operations],
         allowed_placements(problem),
         {
-            key: [(option.seconds, option.resident_bytes, option.extra_bytes) for option in options]
+            key: [(option.seconds, option.resident_bytes, option.extra_bytes, option.host_bytes) for option in options]
             for key, options in problem.costs.rows.items()
         },
         [frozenset(group) for group in problem.joint],
         problem.fixed_seconds,
         problem.num_devices,
-        problem.memory_bytes,
+        problem.memory,
         problem.lag,
     )
 
@@ -136,9 +139,10 @@ def score_of(plan: Plan, problem: Problem) -> oracle.Score:
     for pool in plan.pools:
         options = pool.options.values()
         taken = sum(each.resident_bytes for each in options) + max(each.extra_bytes for each in options)
-        assert taken <= problem.memory_bytes
+        assert taken <= problem.memory.device_bytes
+        assert sum(each.host_bytes for each in options) <= problem.memory.host_bytes
         for unit, option in pool.options.items():
-            assert option in problem.costs.options(unit, pool.num_devices)
+            assert option in problem.costs.options(unit, [pool.num_devices])[0]
             unit_of |= dict.fromkeys(unit, unit[0])
             seconds[unit[0]] = list(option.seconds)
     taken_devices = sum(pool.num_devices for pool in plan.pools)
@@ -172,16 +176,6 @@ def assert_finds_the_best(problem: Problem, num_plans: int, beam: int) -> None:
     }
     best_of_kind = {kind: min(scores) for kind, scores in of_kind.items() if scores}
     assert {kind: score_of(plan, problem) for kind, plan in found.best_of_kind.items()} == best_of_kind
-    assert bool(found.least_devices) == (not expected)
-    for role, least in found.least_devices.items():
-        sizes = range(problem.restrictions.granularity, problem.num_devices + 1, problem.restrictions.granularity)
-        fits = [
-            size
-            for size in sizes
-            for option in problem.costs.options((role,), size)
-            if option.resident_bytes + option.extra_bytes <= problem.memory_bytes
-        ]
-        assert least == (fits[0] if fits else None)
 
 
 @settings(max_examples=250, deadline=None)

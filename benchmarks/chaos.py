@@ -1,0 +1,252 @@
+"""Do runs on Ray survive faults of their processes, and with the numbers of a run without faults?
+
+    python benchmarks/chaos.py [--faults 200] [--layouts apart,together,critic] [--seconds 6]
+
+Starts runs of the built-in task, with the copies in memory that `trainer.snapshot_fraction` allows and a checkpoint
+every 10 steps. In each, at random moments, random worker processes are killed (SIGKILL) or stopped (SIGSTOP), or the
+reward function raises an error, until the run ends. Each run is compared with one of the same layout without faults:
+every metric that a seed determines must be equal, to the last bit.
+
+Appends one line per run to benchmarks/results/chaos.jsonl and skips the seeds that have one, so it can be stopped at
+any time and then continues until the lines have `--faults` faults. Ends with a table of all lines, and with status 1 if
+a run was lost or had other numbers.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from benchmarks.record import HERE
+from hybridflow.elastic.recovery import FAULTS_FILE
+from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
+from hybridflow.observability.trackers.jsonl import METRICS_FILE
+
+RESULTS = HERE / "results" / "chaos.jsonl"
+STEPS = 30
+LONGEST_SECONDS = 900
+TIMING = ("timing_s/", "perf/")
+"""Metrics that begin so are not determined by the seed."""
+
+COMMON = (
+    f"trainer.total_steps={STEPS}",
+    "trainer.backend=ray",
+    "trainer.devices=2",
+    "trainer.threads=1",
+    "trainer.eval_every=10",
+    "trainer.save_every=10",
+    "trainer.max_faults=100",
+    "trainer.hang_timeout_seconds=15",
+    "trainer.faults.user_code=retry",
+    "trainer.resume=never",
+    "trainer.trackers=[jsonl]",
+)
+LAYOUTS = {
+    "together": ("grpo",),
+    "apart": (
+        "grpo",
+        "placement={pools: {training: {devices: 1}, generation: {devices: 1}}}",
+        "placement={roles: {actor: training, rollout: generation, reward: generation}}",
+    ),
+    "critic": (
+        "ppo",
+        "placement={pools: {policy: {devices: 1}, values: {devices: 1}}}",
+        "placement={roles: {actor: policy, rollout: policy, reward: policy, critic: values, reference: values}}",
+    ),
+}
+KINDS: tuple[str, ...] = ("SIGKILL", "SIGKILL", "SIGSTOP", "exception")
+
+REWARD = """from pathlib import Path
+
+from hybridflow.rewards.functions.exact_match import exact_match
+
+TRAP = Path(__file__).with_name("trap")
+
+
+def score(prompts, completions, **columns):
+    if TRAP.exists():
+        TRAP.unlink()
+        raise RuntimeError("chaos")
+    return exact_match(prompts, completions, **columns)
+"""
+"""A reward function that raises an error once for each trap file."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """The result of a run with faults."""
+
+    layout: str
+    seed: int
+    ended: bool
+    """Whether it reached its last step."""
+
+    equal: bool
+    """Whether all metrics are those of the run without faults."""
+
+    injected: Mapping[str, int]
+    faults: Sequence[Mapping[str, object]]
+    """The run's own record, `faults.jsonl`."""
+
+    seconds: float
+    seconds_without: float
+    words: str
+    """The last words of a run that did not end well."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs until there are enough faults, and shows the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--seconds", type=float, default=6.0, help="mean seconds between a recovery and the next fault")
+    options = parser.parse_args(argv)
+    layouts, seed = options.layouts.split(","), 0
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        whole: dict[str, tuple[dict, float]] = {}
+        while sum(sum(line.injected.values()) for line in lines()) < options.faults:
+            layout, seed = layouts[seed % len(layouts)], seed + 1
+            if any((line.layout, line.seed) == (layout, seed) for line in lines()):
+                continue
+            if layout not in whole:
+                whole[layout] = undisturbed(Path(folder) / f"{layout}-whole", layout)
+            line = disturbed(Path(folder) / f"{layout}-{seed}", layout, seed, options.seconds, *whole[layout])
+            with RESULTS.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(vars(line)) + "\n")
+            _say(f"{layout} seed {seed}: {'ended' if line.ended else 'LOST'}, {line.injected}, equal={line.equal}")
+    found = lines()
+    for text in table(found):
+        _say(text)
+    return 0 if all(line.ended and line.equal for line in found) else 1
+
+
+def undisturbed(folder: Path, layout: str) -> tuple[dict, float]:
+    """The numbers and the seconds of a run without faults."""
+    began = time.monotonic()
+    if status := started(folder, layout).wait():
+        raise SystemExit(f"The run without faults ended with status {status}:\n{_last_words(folder)}")
+    return numbers(folder / "run"), time.monotonic() - began
+
+
+def started(folder: Path, layout: str) -> subprocess.Popen[bytes]:
+    """Starts a run of a layout in `folder`; its run directory is `folder/run`."""
+    folder.mkdir()
+    reward = folder / "reward.py"
+    reward.write_text(REWARD)
+    name, *settings = LAYOUTS[layout]
+    words = [*COMMON, *settings, f"reward.functions=[{reward}:score]", f"trainer.run_dir={folder / 'run'}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    with (folder / "output.txt").open("wb") as output:
+        command = [sys.executable, "-m", "hybridflow", name, *words]
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=HERE.parent)
+
+
+def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted: dict, seconds_without: float) -> Line:
+    """A run with faults at random moments."""
+    choose, injected, began = random.Random(seed), dict.fromkeys(KINDS, 0), time.monotonic()
+    process = started(folder, layout)
+    run_dir = folder / "run"
+    while process.poll() is None and time.monotonic() - began < LONGEST_SECONDS:
+        time.sleep(min(choose.expovariate(1 / mean_seconds), 4 * mean_seconds))
+        if process.poll() is not None or not numbers(run_dir):
+            continue
+        kind, before = choose.choice(KINDS), len(ledger(run_dir))
+        if kind == "exception":
+            (folder / "trap").touch()
+        elif workers := list(workers_of(process.pid)):
+            victim = choose.choice(workers)
+            try:
+                victim.send_signal(getattr(signal, kind))
+            except psutil.NoSuchProcess:
+                continue
+        else:
+            continue
+        injected[kind] += 1
+        while process.poll() is None and len(ledger(run_dir)) == before and time.monotonic() - began < LONGEST_SECONDS:
+            time.sleep(0.2)
+    if process.poll() is None:
+        process.kill()
+    status = process.wait()
+    found, words = numbers(run_dir), _last_words(folder)
+    return Line(
+        layout, seed, status == 0 and max(found, default=0) == STEPS, found == wanted, injected, ledger(run_dir),
+        time.monotonic() - began, seconds_without, "" if status == 0 else words,
+    )  # fmt: skip
+
+
+def workers_of(pid: int) -> Iterator[psutil.Process]:
+    """The worker processes of a run, in a fixed order."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    for child in sorted(children, key=lambda process: process.pid):
+        try:
+            words = child.cmdline()
+            if words and words[0].startswith("ray::RayHost") and child.status() != psutil.STATUS_STOPPED:
+                yield child
+        except psutil.Error:
+            continue
+
+
+def numbers(run_dir: Path) -> dict[int, dict[str, Json]]:
+    """By step, the metrics that the seed determines."""
+    return {
+        step: {name: value for name, value in row.items() if not name.startswith(TIMING)}
+        for step, row in rows_by_step(run_dir / METRICS_FILE).items()
+    }
+
+
+def ledger(run_dir: Path) -> list[dict]:
+    """The faults that the run has recorded."""
+    return [row for _, row in read_rows(run_dir / FAULTS_FILE)]
+
+
+def lines() -> list[Line]:
+    """All results so far."""
+    return [Line(**json.loads(line)) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def table(found: Sequence[Line]) -> Iterator[str]:
+    """Runs by layout, and seconds of recovery by kind of fault and role."""
+    yield f"{'layout':12}{'runs':>6}{'ended':>7}{'equal':>7}{'faults':>8}{'effective':>11}"
+    for layout in LAYOUTS:
+        own = [line for line in found if line.layout == layout]
+        if own:
+            faults = sum(sum(line.injected.values()) for line in own)
+            useful = sum(line.seconds_without for line in own) / sum(line.seconds for line in own)
+            ended, equal = sum(line.ended for line in own), sum(line.equal for line in own)
+            yield f"{layout:12}{len(own):6}{ended:7}{equal:7}{faults:8}{useful:11.0%}"
+    recovered: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for line in found:
+        for fault in line.faults:
+            if isinstance(seconds := fault.get("seconds"), int | float):
+                recovered[str(fault["fault"]), str(fault.get("role", ""))].append(seconds)
+    yield f"\n{'recovered from':40}{'times':>6}{'median s':>10}{'worst s':>9}"
+    for (fault, role), seconds in sorted(recovered.items()):
+        yield f"{f'{fault} of {role}':40}{len(seconds):6}{median(seconds):10.1f}{max(seconds):9.1f}"
+
+
+def _last_words(folder: Path) -> str:
+    return (folder / "output.txt").read_text(errors="replace")[-2000:]
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

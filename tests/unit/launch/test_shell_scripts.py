@@ -1,0 +1,82 @@
+"""The commands of shell scripts, read without running them."""
+
+import pytest
+
+from hybridflow.errors import ConfigError
+from hybridflow.launch.compose.other_systems.shell import commands
+
+SCRIPT = r"""#!/usr/bin/env bash
+# It's a comment
+set -xeuo pipefail
+export VLLM_USE_V1=1   # another comment
+NNODES=${NNODES:-16}
+HOME_OF_DATA=${DATA_HOME:-"${HOME}/data"}
+prompt=$((1024 * 2))
+both=$(((prompt + 1024) * 2))
+files="['$HOME_OF_DATA/a.parquet', '$HOME_OF_DATA/b.parquet']"
+device=$(detect)
+if [ "$device" = npu ]; then
+    tensor=4
+fi
+case "${device}" in
+    gpu | npu) ;;
+    *)
+        echo "unknown device: ${device}" >&2
+        exit 1
+        ;;
+esac
+DATA=(
+    data.train_files="$files"  # two files
+    # data.val_files=none
+    'data.x=one two'
+)
+EXTRA=()
+EXTRA+=(more=1)
+
+FIRST=1 python3 -m first.program --config='a b' n=$NNODES p=$prompt b=${both} \
+    l=['console','wandb'] \
+    t=$tensor d=$(date +%Y) k=${NAME##*/} \
+    "${DATA[@]}" ${EXTRA[@]} "$@" 2>&1 | tee log.txt
+"""
+
+
+def test_a_script_is_read_as_a_shell_would_run_it():
+    found = commands(SCRIPT, {"HOME": "/data/mine"})
+    (program,) = [words for words in found if words[0] == "python3"]
+    assert program == [
+        *["python3", "-m", "first.program", "--config=a b", "n=16", "p=2048", "b=6144", "l=[console,wandb]"],
+        *["t=$tensor", "d=$(date +%Y)", "k=${NAME##*/}"],  # known only to a running shell
+        "data.train_files=['/data/mine/data/a.parquet', '/data/mine/data/b.parquet']",
+        *["data.x=one two", "more=1"],
+    ]
+    assert ["tee", "log.txt"] in found
+
+
+def test_the_environment_is_used_for_variables():
+    assert commands("N=${N:-1}\nrun n=$N m=${M-2} e=${E:-3}", {"N": "7", "E": ""}) == [["run", "n=7", "m=2", "e=3"]]
+
+
+def test_a_here_document_that_is_read_into_a_variable_is_its_text():
+    script = "read -r -d '' words <<EOF\nprogram \\\n   --a 1 \\\n   --b\nEOF\nif [ 1 ]; then\n  launch $words\nfi\n"
+    assert ["launch", "program", "--a", "1", "--b"] in commands(script, {})
+
+
+@pytest.mark.parametrize("script", ["run 'a", 'run "a', "run ${a", "run $((1 + 2)", "A=(1 2", "cat <<EOF\ntext\n"])
+def test_what_is_not_closed_is_an_error(script):
+    with pytest.raises(ConfigError, match="is not closed") as raised:
+        commands(script, {})
+    assert raised.value.remedy
+
+
+@pytest.mark.parametrize("arithmetic", ["1 / 0", "2 ** 99999999", "__import__('os')", "a b", "1.5", ""])
+def test_only_whole_numbers_are_computed(arithmetic):
+    assert commands(f"run $(({arithmetic}))", {})[0][1:] != ["0"]
+
+
+def test_any_part_of_a_script_is_read_or_rejected():
+    for length in range(len(SCRIPT)):
+        for part in (SCRIPT[:length], SCRIPT[length:]):
+            try:
+                commands(part, {})
+            except ConfigError as error:
+                assert "is not closed" in error.message

@@ -51,8 +51,14 @@ compdef _hybridflow hybridflow
 }
 """The functions to load into a shell."""
 
-_CHOICES: Mapping[str, Sequence[str]] = {"--cfg": ("job",), "--jobs": JOBS}
-_TAKE_SETTINGS = ("show", "evaluate", "generate")
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "--cfg": ("job",),
+    "--jobs": JOBS,
+    "launch --on": ("local", "ray", "slurm", "kuberay", "skypilot"),
+}
+"""The values of options, some of which are of one command."""
+
+_TAKE_SETTINGS = ("launch", "show", "evaluate", "generate")
 _BREAKS = "=:"
 """Characters at which bash begins a new word; it inserts only what follows the last of them."""
 
@@ -105,8 +111,8 @@ def completed(words: Sequence[str], commands: Collection[str]) -> list[str]:
         return [option for option in options if option.startswith(word)]
     if before[0] in commands and before[0] not in _TAKE_SETTINGS:
         return [*SCRIPTS] if before[0] == "completion" else _paths(word)
-    if before[-1] in _CHOICES:
-        return [choice for choice in _CHOICES[before[-1]] if choice.startswith(word)]
+    if choices := _CHOICES.get(before[-1], _CHOICES.get(f"{before[0]} {before[-1]}")):
+        return [choice for choice in choices if choice.startswith(word)]
     if before[-1].startswith("--config-"):
         return _paths(word)
     key, equals, value = word.partition("=")

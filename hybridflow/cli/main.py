@@ -3,11 +3,13 @@
 import argparse
 import importlib
 import logging
+import os
 import sys
 import textwrap
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from functools import partial
+from traceback import walk_tb
 from typing import NoReturn
 
 import hybridflow
@@ -20,15 +22,30 @@ _TRAINING = """training (hybridflow COMMAND [FILE.yaml ...] [key=value ...]):
   {algorithms}
 
 Settings: hybridflow COMMAND --help; hybridflow COMMAND --help PREFIX lists those whose names begin with PREFIX."""
-_COMMANDS = ("plan", "evaluate", "generate", "export", "show", "recipe", "report", "watch", "completion")
+_DOCTOR = "doctor"
+_COMMANDS = (
+    "launch",
+    "plan",
+    "evaluate",
+    "generate",
+    "export",
+    "show",
+    "recipe",
+    "report",
+    "watch",
+    _DOCTOR,
+    "translate",
+    "completion",
+)
 """The commands that do not train, each in the file of its name."""
 
 _WIDTH = 110
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command. Exit status: 0 done, 1 or 2 failed for the reason printed, 130, 143 or 129 stopped by a signal.
+    """Runs a command, and returns its exit status.
 
+    0 done, 1 or 2 failed for the reason printed, 130, 143, 129 or 75 stopped by a signal.
     Those of training commands are in `run_command`.
     """
     words = [*(sys.argv[1:] if argv is None else argv)]
@@ -43,12 +60,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     word = words[0] if words else ""
     if word not in _COMMANDS and (word == RUN or find_command(word) is not None):
         return run_command(words[1:], command=word)
+    if word == _DOCTOR:
+        return _diagnosed(words)
     return _other_command(words)
 
 
 def command() -> NoReturn:
-    """Runs the command line of this process, and ends the process."""
+    """Runs the command line of this process, and ends the process.
+
+    Files of the user's own code may import modules of the current directory, as under `python -m hybridflow`.
+    """
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
     end(main())
+
+
+def _diagnosed(words: Sequence[str]) -> int:
+    """Runs the command that must answer even if the packages that every command imports are broken."""
+    try:
+        return _other_command(words)
+    except ImportError as error:
+        package = _broken_package(error)
+        sys.stderr.write(
+            f"{package} cannot be imported, without which no command runs: {error}\n"
+            f"What to do: {sys.executable} -m pip install --force-reinstall {package}\n"
+        )
+        return 1
+
+
+def _broken_package(error: ImportError) -> str:
+    """The package outside this one in which an import failed, or which does not exist."""
+    modules = (str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__))
+    outside = [name for name in modules if name not in ("hybridflow", "importlib", "contextlib", "__main__")]
+    return next(iter(outside), (error.name or "hybridflow").partition(".")[0])
 
 
 def _other_command(words: Sequence[str]) -> int:
@@ -67,7 +111,8 @@ def _other_command(words: Sequence[str]) -> int:
         try:
             _check_word(words)
             arguments = _parsed(_parser(), words)
-            check_builds()
+            if vars(arguments).get("checks_builds", True):
+                check_builds()
             return arguments.run(arguments, console) or 0
         except HybridflowError as error:
             say_failure(console, error)
@@ -134,7 +179,8 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
             with ended_by_signals():
                 from hybridflow.launch.compose.command_line import no_option
 
-            raise no_option(next(word for word in left if word.startswith("-")))
+            unknown = next(word for word in left if word.startswith("-"))
+            raise no_option(unknown, *([vars(arguments)["options"]] if "options" in arguments else []))
         parser.error(f"unrecognized arguments: {' '.join(left)}")
     if settings is not None:
         settings.extend(left)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+from hybridflow.config.derived import is_of_cpus, num_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.rollout import DEFAULT_SEQUENCES
@@ -18,17 +19,20 @@ from hybridflow.dataflows.evaluate import Generate
 from hybridflow.dataflows.evaluation import Evaluate, Keep, OnPart, Parts, evaluate_held_out, evaluate_responses
 from hybridflow.dataflows.generation import generate_responses, rows_of_responses
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.dataflows.loop import Run
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
+from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.recovery import FAULTS_FILE
+from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.stopping import Stop
+from hybridflow.elastic.survival import Survival
 from hybridflow.launch.plan.data import RunData, with_precomputed
 from hybridflow.launch.plan.dataflow import calling
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.responses_file import ResponsesFile, origin_of_responses
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
-from hybridflow.launch.start_roles import start_roles
+from hybridflow.launch.start_roles import connect_rollout, resource_pools, start_roles
 from hybridflow.observability.metrics import Metrics
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.samples import Sample
@@ -60,9 +64,11 @@ def assemble(
         devices=trainer.devices,
         nodes=trainer.nodes,
         device=plan.device,
+        cpu_devices=sum(size for pool, size in plan.pools.items() if is_of_cpus(config, pool)),
         threads=trainer.threads,
         start_timeout_seconds=trainer.start_timeout_seconds,
         hang_timeout_seconds=trainer.hang_timeout_seconds,
+        call_timeout_seconds=trainer.call_timeout_seconds,
         while_waiting=stop.check,  # the driver may have to stop while it waits for workers
     )
     backend = make_backend(plan.backend.name, options)
@@ -71,7 +77,7 @@ def assemble(
     if plan.backend is BackendKind.ray:
         read = read_directories(plan, prepared.checkpoint)
         meet = partial(meet_nodes, backend, run_dir=prepared.directory, read=read)
-    groups = start_roles(plan.roles, plan.pools, backend, device=plan.device, meet=meet)
+    groups = start_roles(plan.roles, resource_pools(plan), backend, meet=meet)
     samples_per_prompt = config.rollout.samples_per_prompt
     with calling(plan.dataflow, "__init__"):
         program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=samples_per_prompt)
@@ -79,7 +85,6 @@ def assemble(
     program.wants_old_logprobs = plan.wants_old_logprobs
     program.max_response_tokens = config.data.max_response_tokens
     data = with_precomputed(program, data, prepared.directory)
-    num_devices = sum(plan.pools.values())
     return Run(
         trainer=trainer,
         dataflow=program,
@@ -87,31 +92,46 @@ def assemble(
         evaluations=_evaluations(prepared, data, program, groups, timers.part, partial(tracker.log_samples, 0)),
         tracker=tracker,
         timers=timers,
-        checkpoints=CheckpointStore(prepared.directory, keep=trainer.keep_checkpoints, world=num_devices),
+        checkpoints=CheckpointStore(prepared.directory, keep=Retention.of(trainer), world=num_devices(config)),
         learners={name: cast(Trainable, groups[name]) for name in plan.trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
-        trace=_call_trace(prepared, backend),
-        num_devices=num_devices,
+        trace=_call_trace(prepared, backend, stack),
+        num_devices=num_devices(config),
         config=plan.composed.redacted(),
         inputs=prepared.inputs,
         calls=backend,
         stop=stop,
         report=report,
         begun=begun,
+        survival=_survival(prepared, backend, groups),
     )
 
 
-def _call_trace(prepared: Prepared, backend: Backend) -> CallTrace:
-    """The record of the run's calls, which a run that trains writes to its directory."""
+def _survival(prepared: Prepared, backend: Backend, groups: Mapping[str, WorkerGroup]) -> Survival:
+    return Survival(
+        backend,
+        trainer=prepared.plan.config.trainer,
+        learner_pools={groups[name].pool.name for name in prepared.plan.trained},
+        pool_of={name: group.pool.name for name, group in groups.items()},
+        reconnect=partial(connect_rollout, groups),
+        ledger=prepared.directory / FAULTS_FILE,
+        respawns=prepared.plan.backend is BackendKind.ray,
+    )
+
+
+def _call_trace(prepared: Prepared, backend: Backend, stack: ExitStack) -> CallTrace:
+    """The record of the run's calls, which a run that trains writes to its directory; the stack closes it."""
     trainer, checkpoint = prepared.plan.config.trainer, prepared.checkpoint
-    return CallTrace(
+    trace = CallTrace(
         backend.drain_calls,
         prepared.plan.pools,
         prepared.directory / TRACE_FILE,
         keep=trainer.trace_steps if trainer.total_steps else 0,
         resume_after=checkpoint.step if checkpoint else 0,
     )
+    stack.callback(trace.close)
+    return trace
 
 
 def _evaluations(
@@ -125,7 +145,7 @@ def _evaluations(
     if data.held_out is not None:
         found.append(partial(evaluate_held_out, program, data.held_out, on_part))
     if data.questions is not None:
-        parts = _parts(data.questions, plan.config, sum(plan.pools.values()), on_part)
+        parts = _parts(data.questions, plan.config, num_devices(plan.config), on_part)
         if isinstance(plan.settings, Generate.Settings) and plan.settings.out:
             found.append(partial(_generate, prepared, plan.settings, groups, parts))
         else:
@@ -163,7 +183,7 @@ def _generate(
             cast(Sampler, groups[ROLLOUT]),
             parts,
             samples_per_prompt=samples,
-            ranks=sum(prepared.plan.pools.values()),
+            ranks=num_devices(prepared.plan.config),
             rows_of=as_rows,
             write=opened.write,
             done=opened.prompts,

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hybridflow.launch.signals import on_signals
-from hybridflow.process import frozen, uncollected
+from hybridflow.process import frozen, status_after, uncollected
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,15 +34,17 @@ def run_command(
     command: str,
     program: str | None = None,
     on_composed: "OnComposed" = lambda composed: True,
+    accepts_verl: bool = False,
 ) -> int:
     """Runs a training command, such as `ppo`, `grpo` or `run`, and returns its exit status.
 
-    0 done, 1 failed, 2 could not begin, 130, 143 or 129 stopped by SIGINT, SIGTERM or SIGHUP. A run begins once its
-    roles have started and hold their weights, before its first evaluation or step. `on_composed` is called with the
-    configuration of the run before it is started or examined; it returns whether to do that, and may raise
-    `HybridflowError`.
+    0 done, 1 failed, 2 could not begin, 130, 143, 129 or 75 stopped by SIGINT, SIGTERM, SIGHUP or SIGUSR1. A run
+    begins once its roles have started and hold their weights, before its first evaluation or step. `on_composed` is
+    called with the configuration of the run before it is started or examined; it returns whether to do that, and may
+    raise `HybridflowError`. With `accepts_verl`, overrides of verl are translated.
     """
     with ended_by_signals(_BEFORE_THE_RUN):
+        from hybridflow.config.other_names import is_verl_command
         from hybridflow.elastic.stopping import Stop
         from hybridflow.errors import HybridflowError
         from hybridflow.launch.checked import checked_composition
@@ -58,7 +60,10 @@ def run_command(
         console = error_console()
         try:
             trainer = None if command == RUN else known_command(command)
-            flags = parse_command_line(sys.argv[1:] if argv is None else argv, program=program, command=trainer)
+            words = sys.argv[1:] if argv is None else argv
+            if accepts_verl and isinstance(words, list | tuple) and is_verl_command(words):
+                words = _translated(words, console)
+            flags = parse_command_line(words, program=program, command=trainer)
             if flags.help:
                 sys.stdout.write(help_as_typed(flags, program=program))
                 return 0
@@ -79,6 +84,17 @@ def run_command(
         except KeyboardInterrupt:
             console.print(_INTERRUPTED.format("before the run began"))
             return stop.status
+
+
+def _translated(words: Sequence[str], console: "Console") -> list[str]:
+    """The words of verl's command as those of this one. Prints what became what."""
+    with ended_by_signals(_BEFORE_THE_RUN):
+        from hybridflow.launch.compose.other_systems.commands import from_verl
+
+    words, lines = from_verl(words)
+    for line in lines:
+        console.print(f"verl: {line}", soft_wrap=True, markup=False, highlight=False)
+    return words
 
 
 def _dry_run(flags: "CommandLine", console: "Console", on_composed: "OnComposed") -> int:
@@ -194,7 +210,7 @@ def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
     """A block for imports, within which a signal ends the process with one line.
 
     Libraries catch or change exceptions that are raised while they are imported. No garbage is collected meanwhile.
-    The exit status is 130 for SIGINT, 143 for SIGTERM and 129 for SIGHUP.
+    The exit status is 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP and 75 for SIGUSR1.
     """
     with on_signals(partial(_end, line)), uncollected():
         yield
@@ -203,4 +219,4 @@ def ended_by_signals(line: str = "interrupted") -> Iterator[None]:
 def _end(line: str, number: int) -> None:
     with suppress(OSError):  # the reader may be gone
         os.write(2, f"\n{line}\n".encode())
-    os._exit(128 + number)
+    os._exit(status_after(number))

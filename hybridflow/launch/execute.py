@@ -5,19 +5,22 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
 
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.dataflows.loop import AfterStep, Loop, Run
+from hybridflow.controller.cloud_notices import notice_of, stop_for_notice, watch_for_notice
+from hybridflow.dataflows.loop import Loop
+from hybridflow.dataflows.run import AfterStep, Run
 from hybridflow.elastic.claim import release
 from hybridflow.elastic.stopping import Stop
-from hybridflow.errors import HybridflowError, explained
+from hybridflow.errors import HybridflowError, WorkerError, explained
 from hybridflow.launch.assemble import assemble
 from hybridflow.launch.messages import Finished, ending_of
 from hybridflow.launch.prepare import Prepared
-from hybridflow.observability.ending import Ending, forget_ending, read_ending, write_ending
+from hybridflow.observability.ending import REMEDY, Ending, forget_ending, read_ending, write_ending
 from hybridflow.observability.logs import LOG_FILE, log_to_file
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import EVALUATING, Progress
@@ -100,7 +103,6 @@ def _started(
             progress,
             experiment=trainer.experiment,
             resume_after=checkpoint.step if checkpoint else None,
-            is_last_unlogged=checkpoint is not None and checkpoint.driver_state().get("unlogged") is not None,
             config=prepared.plan.composed.redacted(),
         )
         tracker = make_trackers(trainer.trackers, tracked)
@@ -109,7 +111,9 @@ def _started(
         def begin() -> None:
             reporting.begin()
             stop.before_exit = reporting.end_at_once
-            tracker.begin()  # drops rows of the earlier run, which cannot be restored from here on
+            is_unlogged = checkpoint is not None and checkpoint.driver_state().get("unlogged") is not None
+            # drops rows of the earlier run, which cannot be restored from here on
+            tracker.rewind(checkpoint.step if checkpoint else -1, is_unlogged=is_unlogged)
             total = trainer.total_steps
             logger.info("all roles have started%s", f"; {start} of {total} steps are done" if total else "")
 
@@ -118,9 +122,16 @@ def _started(
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
+        _watch_cloud()
         is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0 and trainer.total_steps > 0
         with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):
             yield OpenedRun(run, loop)
+
+
+@cache
+def _watch_cloud() -> None:
+    """Stops the run once the cloud is about to take this machine away; the workers watch the other nodes."""
+    watch_for_notice(lambda cloud: stop_for_notice(notice_of(cloud)))
 
 
 def _ending_of(error: BaseException) -> Ending:
@@ -128,7 +139,8 @@ def _ending_of(error: BaseException) -> Ending:
         return _AT_ONCE
     if isinstance(error, HybridflowError):
         cause = explained(error)
-        said = f"{type(cause).__name__}: {cause.message} What to do: {cause.remedy}"
+        where = f" [{error.place}]" if isinstance(error, WorkerError) else ""
+        said = f"{type(cause).__name__}: {cause.message}{where} {REMEDY}{cause.remedy}"
     else:
         said = f"{type(error).__name__}: {error}"
     return Ending("failed", redacted_text(said))

@@ -16,7 +16,7 @@ from hybridflow.observability.progress import eval_label
 from hybridflow.observability.redaction import redacted_text
 
 if TYPE_CHECKING:  # the first error can be printed before torch is imported
-    from hybridflow.dataflows.loop import Outcome
+    from hybridflow.dataflows.run import Outcome
 
 LEFT_TO_CHECK = "Models and data are checked once these problems are fixed."
 """Printed by `--dry-run` instead of the roles if it cannot plan them."""
@@ -41,7 +41,7 @@ def say_failure(console: Console, error: HybridflowError, *, report: Path | None
     console.print(Text.assemble((f"{type(shown).__name__}: ", "bold red"), redacted_text(shown.message)))
     _say_remedy(console, shown.remedy)
     if isinstance(error, WorkerError):
-        console.print(Text(f"role={error.role} rank={error.rank} node={error.node} method={error.method}", "bold"))
+        console.print(Text(error.place, "bold"))
         if shown is error:
             console.print(Text(redacted_text(error.worker_traceback.rstrip()), "dim"))
     if report is not None and report.is_file():

@@ -28,6 +28,7 @@ from hybridflow.launch.signals import on_signals
 from hybridflow.launch.sweep_results import DONE, FAILED, INTERRUPTED, Results, SweptRun
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.logs import configure_logging
+from hybridflow.process import status_after
 
 _RUN_DIR = "trainer.run_dir"
 
@@ -44,8 +45,8 @@ def run_sweep(
 ) -> int:
     """Checks all runs of a sweep, then executes those that are not done; returns the exit status of the command.
 
-    0 if all are done, 1 if one failed (the others are run), 2 if a run cannot begin (none is), 128 + the number of the
-    signal that stopped the sweep.
+    0 if all are done, 1 if one failed (the others are run), 2 if a run cannot begin (none is), that of `status_after`
+    if a signal stopped the sweep.
     """
     faults = Faults(collects=True)
     runs = _checked(_planned(flags, faults), faults, console, device_of)
@@ -63,7 +64,7 @@ def run_sweep(
     sys.stdout.flush()
     console.print(f"  results     {from_here(results.file)}", soft_wrap=True)
     if stopped is not None:
-        return 128 + stopped
+        return status_after(stopped)
     return 1 if results.left else 0
 
 

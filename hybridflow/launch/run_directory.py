@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, release
+from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, hold, release
 from hybridflow.elastic.compatibility import Fingerprints
-from hybridflow.elastic.recovery import holds_run, keep_inputs, resolve_resume, set_aside, set_later_aside
+from hybridflow.elastic.recovery import CONFIG_FILE, holds_run, keep_inputs, resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan.data import RunData
@@ -21,8 +21,6 @@ from hybridflow.observability.ending import UNRECORDED, is_unrecorded
 from hybridflow.observability.logs import LOG_FILE, configure_logging
 
 logger = logging.getLogger(__name__)
-
-CONFIG_FILE = "config.yaml"
 
 
 @dataclass
@@ -117,13 +115,14 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
 
 def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Checkpoint | None:
     trainer, directory = plan.config.trainer, earlier.directory
-    store = CheckpointStore(directory, keep=trainer.keep_checkpoints)
+    store = CheckpointStore(directory)
     store.settle()
     checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
     if is_unrecorded(directory):
         logger.warning("run_dir=%s: the earlier run here failed: %s", directory, UNRECORDED.said.partition(". What")[0])
     changes = Changes()
     if checkpoint is not None:
+        hold(checkpoint.path)
         changes = check_resumable(checkpoint, plan, data, inputs)
         if checkpoint.step == trainer.total_steps:
             logger.warning("checkpoint=%s has all of trainer.total_steps=%d: raise it to continue, or set"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hybridflow.controller.backends import Backend
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.workers.actor import AdapterlessActorRole
 from hybridflow.workers.weight_publisher import link_weights
@@ -15,13 +16,12 @@ Meet = Callable[[Mapping[str, ResourcePool]], None]
 
 
 def start_roles(
-    roles: Sequence[RoleSpec], pool_sizes: Mapping[str, int], backend: Backend, *, device: str, meet: Meet | None = None
+    roles: Sequence[RoleSpec], pools: Mapping[str, ResourcePool], backend: Backend, *, meet: Meet | None = None
 ) -> dict[str, WorkerGroup]:
     """One worker group per role, each in its pool; a rollout without its own pool is a view of the actor.
 
     So is the reference of a policy with a LoRA adapter. `meet` is called before the first role is started.
     """
-    pools = resource_pools(roles, pool_sizes, device=device)
     if meet is not None:
         role_in = {role.pool: role.name for role in reversed(roles) if role.view_of is None}
         meet({role: pools[pool] for pool, role in role_in.items()})
@@ -42,18 +42,31 @@ def start_roles(
     for role in roles:
         if role.view_of is not None:
             groups[role.name] = groups[role.view_of].view(role.name, methods=AdapterlessActorRole.methods)
-    if ACTOR in groups and ROLLOUT in groups:
-        link_weights(groups[ACTOR], groups[ROLLOUT])
-    elif ACTOR in groups:
+    connect_rollout(groups)
+    if ACTOR in groups and ROLLOUT not in groups:
         groups[ROLLOUT] = groups[ACTOR].view(ROLLOUT)
     return groups
 
 
-def resource_pools(roles: Sequence[RoleSpec], pool_sizes: Mapping[str, int], *, device: str) -> dict[str, ResourcePool]:
+def connect_rollout(groups: Mapping[str, WorkerGroup]) -> None:
+    """Connects the actor with a rollout in another pool, when their processes have started."""
+    actor, rollout = groups.get(ACTOR), groups.get(ROLLOUT)
+    if actor is not None and rollout is not None and rollout.pool != actor.pool:
+        link_weights(actor, rollout)
+
+
+def resource_pools(plan: RunPlan) -> dict[str, ResourcePool]:
     """The pools of the planned roles, each in blocks of which none should span two nodes."""
+    given = plan.config.placement.pools
     return {
-        name: ResourcePool(name, size, device=device, block=_block([role for role in roles if role.pool == name]))
-        for name, size in pool_sizes.items()
+        name: ResourcePool(
+            name,
+            size,
+            device=plan.device_of(name),
+            resource=given[name].resource if name in given else None,
+            block=_block([role for role in plan.roles if role.pool == name]),
+        )
+        for name, size in plan.pools.items()
     }
 
 

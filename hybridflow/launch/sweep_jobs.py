@@ -229,7 +229,7 @@ def _pools(plan: RunPlan) -> list[ResourcePool]:
     """The pools to reserve for a run: on the local backend, the only device."""
     if plan.backend is BackendKind.local:
         return [ResourcePool("main", 1, plan.device)]
-    return [*resource_pools(plan.roles, plan.pools, device=plan.device).values()]
+    return [*resource_pools(plan).values()]
 
 
 def _output(run: SweptRun) -> Path:

@@ -111,11 +111,11 @@ def _command_of(files: Sequence[Path], others: Sequence[str], *, is_help: bool) 
     return TrainingCommand(found.trainer)
 
 
-def no_option(word: str) -> ConfigError:
-    """The error for an option that does not exist; it may be a setting, here or elsewhere."""
+def no_option(word: str, options: Sequence[str] = OPTIONS) -> ConfigError:
+    """The error for an option that is none of these; it may be a setting, here or elsewhere."""
     key, equals, value = word.lstrip("-").partition("=")
     if fields.find(key) is None:
-        remedy = f"{suggestion(key) or did_you_mean(word, OPTIONS)}{_WITHOUT_DASHES}"
+        remedy = f"{suggestion(key) or did_you_mean(word.partition('=')[0], options)}{_WITHOUT_DASHES}"
     else:
         written = f"{key}={value if equals else 'VALUE'}"
         remedy = f"Settings are written key=value, without dashes: {written}; see --help."

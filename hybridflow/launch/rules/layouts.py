@@ -30,10 +30,10 @@ def layout_problems(plan: RunPlan, role: RoleSpec) -> Iterator[ConfigError]:
     if role.training is not None:
         weights = TRAINING_ENGINES[role.training.engine].weights
         if problem := layout_problem(geometry, weights, role.training.parallelism):
-            yield _layout_error(section_of(plan, role.name), role.training.engine.name, problem, geometry)
+            yield layout_error(section_of(plan, role.name), role.training.engine.name, problem, geometry)
     if role.generation_mesh is not None:
         if problem := layout_problem(geometry, engine.weights, plan.config.rollout.parallelism):
-            yield _layout_error("rollout", str(plan.config.rollout.engine), problem, geometry)
+            yield layout_error("rollout", str(plan.config.rollout.engine), problem, geometry)
 
 
 def critic_layout_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
@@ -116,7 +116,8 @@ def evaluation_problems(plan: RunPlan, data: RunData | None) -> Iterator[ConfigE
                 )
 
 
-def _layout_error(section: str, engine: str, problem: str, geometry: ModelGeometry) -> ConfigError:
+def layout_error(section: str, engine: str, problem: str, geometry: ModelGeometry) -> ConfigError:
+    """The error of a role or the rollout whose sizes do not fit its model."""
     experts = f", {geometry.experts} experts" if geometry.experts else ""
     is_size = problem.startswith("parallelism.")
     return ConfigError(

@@ -7,20 +7,21 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hybridflow.config.derived import optimizer_steps_per_step
+from hybridflow.config.derived import num_devices, optimizer_steps_per_step
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Dtype, Model
-from hybridflow.config.rollout import DEFAULT_SEQUENCES, RolloutKind
+from hybridflow.config.rollout import RolloutKind
 from hybridflow.controller.backends import joined_node_gpus
 from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
-from hybridflow.engines.rollout.vllm.memory import VllmMemory, check_cache, plan_memory
+from hybridflow.engines.rollout.vllm.memory import check_cache
 from hybridflow.errors import Advice, Problem, ResourceError
+from hybridflow.launch.plan.layouts import rollout_layout, training_layout, vllm_memory
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec
 from hybridflow.launch.rules.models import runs_whole
-from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
+from hybridflow.mapping.layouts import ModelUse
 from hybridflow.mapping.memory.phases import Phase, RoleMemory, colocated_phases, gib
-from hybridflow.mapping.memory.rollout import GENERATING, full_cache_bytes, rollout_memory
+from hybridflow.mapping.memory.rollout import GENERATING, rollout_memory
 from hybridflow.mapping.memory.training import training_memory
 from hybridflow.mapping.workload import Lengths, Workload
 from hybridflow.models.geometry import value_bytes
@@ -37,7 +38,7 @@ def memory_problems(plan: RunPlan) -> Iterator[Problem]:
     """Phases of a step that do not fit into the memory of a GPU; nothing on CPUs."""
     if plan.device != "cuda":
         return
-    nodes, wanted = available_gpus(plan), sum(plan.pools.values())
+    nodes, wanted = available_gpus(plan), num_devices(plan.config)
     yield from unchecked_gpus(nodes, wanted)
     yield from phase_problems(plan, least_unavoidable(nodes, wanted))
 
@@ -50,7 +51,7 @@ def available_gpus(plan: RunPlan) -> Sequence[NodeGpus]:
     sizes = visible_gpu_bytes()
     # The local backend uses the first GPUs; Ray may choose any.
     is_local = plan.backend is BackendKind.local
-    return NodeGpus.by_size("this machine", sizes[: sum(plan.pools.values())] if is_local else sizes)
+    return NodeGpus.by_size("this machine", sizes[: num_devices(plan.config)] if is_local else sizes)
 
 
 def least_unavoidable(nodes: Sequence[NodeGpus], wanted: int) -> NodeGpus | None:
@@ -83,7 +84,7 @@ def unchecked_gpus(nodes: Sequence[NodeGpus], wanted: int) -> Iterator[Advice]:
 def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceError]:
     """Phases that the smallest of `gpus` cannot hold; none if their size is unknown (None). Logs each phase."""
     size = None if gpus is None else gpus.smallest
-    for pool in plan.pools:
+    for pool in (name for name in plan.pools if plan.device_of(name) == "cuda"):
         phases = memory_phases(plan, pool, device_bytes=size)
         if not phases:
             continue
@@ -103,7 +104,7 @@ def phase_problems(plan: RunPlan, gpus: NodeGpus | None) -> Iterator[ResourceErr
             )
         generates = any(phase.name == GENERATING for phase in phases)
         if generates and plan.config.rollout.engine == RolloutKind.vllm:
-            check_cache(_vllm_memory(plan, gpus.smallest), plan.config.rollout)
+            check_cache(vllm_memory(plan, gpus.smallest), plan.config.rollout)
 
 
 def memory_phases(plan: RunPlan, pool: str, *, device_bytes: int | None) -> list[Phase]:
@@ -135,64 +136,19 @@ def _role_memory(plan: RunPlan, role: RoleSpec, *, shares_weights: bool) -> Role
         optimizer_steps=optimizer_steps_per_step(config, training),
     )
     shares_weights = shares_weights and not training.lora.rank
-    return training_memory(role.name, use, _layout(role), workload, shares_weights=shares_weights)
+    return training_memory(role.name, use, training_layout(role), workload, shares_weights=shares_weights)
 
 
 def _use(plan: RunPlan, role: str, model: Model) -> ModelUse:
     return ModelUse(plan.models.geometry(role), value_bytes(model.dtype), is_trained=False)
 
 
-def _layout(role: RoleSpec) -> TrainingLayout:
-    training = role.training
-    assert training is not None, f"{role.name} runs no model"
-    sizes = training.parallelism
-    return TrainingLayout(
-        engine=training.engine,
-        **{axis: role.mesh.axis_size(axis) for axis in ("data", "pipeline", "sequence", "tensor")},
-        expert=sizes.expert,
-        virtual_pipeline=sizes.virtual_pipeline,
-        replicas=sizes.replicas,
-        sequence_parallel=sizes.sequence_parallel,
-        distributed_optimizer=sizes.distributed_optimizer,
-        microbatch_tokens=training.microbatch_tokens,
-        gradient_checkpointing=bool(training.gradient_checkpointing),
-        offload_parameters=training.offload_parameters,
-        offload_optimizer=training.offload_optimizer,
-    )
-
-
 def _rollout(plan: RunPlan, pool: str, device_bytes: int | None) -> RoleMemory | None:
     """The memory of the rollout in a pool; None if it does not generate there."""
-    rollout = plan.config.rollout
-    if not any(role.generates and role.pool == pool for role in plan.roles):
+    role = next((role for role in plan.roles if role.generates and role.pool == pool), None)
+    if role is None:
         return None
-    use = _use(plan, ACTOR, plan.policy)
-    if rollout.engine == RolloutKind.vllm:
-        cache = max(0, _vllm_memory(plan, device_bytes or 0).cache)
-    else:
-        rows = plan.config.data.batch_size * rollout.samples_per_prompt / plan.pools[pool]
-        cache = full_cache_bytes(use, rows=rows, tokens=plan.sequence_tokens, max_sequences=rollout.max_sequences)
-    layout = RolloutLayout(
-        engine=rollout.engine or RolloutKind.transformers,
-        pipeline=rollout.parallelism.pipeline,
-        tensor=rollout.parallelism.tensor,
-        max_sequences=rollout.max_sequences or DEFAULT_SEQUENCES,
-        cache_bytes=cache,
-        sleeps=rollout.sleep is not False,
-        captures_graphs=not rollout.vllm.enforce_eager,
-    )
-    return rollout_memory(use, layout)
-
-
-def _vllm_memory(plan: RunPlan, device_bytes: int) -> VllmMemory:
-    """vLLM's memory on each device."""
-    return plan_memory(
-        plan.models.geometry(ACTOR),
-        plan.policy.dtype,
-        plan.config.rollout,
-        device_bytes=device_bytes,
-        sequence_tokens=plan.sequence_tokens,
-    )
+    return rollout_memory(_use(plan, ACTOR, plan.policy), rollout_layout(plan, role, device_bytes=device_bytes))
 
 
 def _remedy(plan: RunPlan, pool: str) -> str:

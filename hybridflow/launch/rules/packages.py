@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from hybridflow.config.derived import is_evaluated, num_devices
+from hybridflow.config.derived import is_evaluated, num_devices, pool_sizes
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
@@ -33,9 +33,11 @@ def package_problems(config: Experiment) -> Iterator[MissingExtraError]:
 
 def _checks(config: Experiment) -> Iterator[tuple[str, Callable[[], None]]]:
     """Each setting that needs a package, and the check for it."""
-    if config.trainer.backend is BackendKind.ray or num_devices(config) > 1:
-        wanted = f"devices={num_devices(config)}" if config.trainer.backend is BackendKind.auto else "backend=ray"
-        yield f"trainer.{wanted}", partial(check_installed, "ray")
+    if config.trainer.backend is BackendKind.ray:
+        yield "trainer.backend=ray", partial(check_installed, "ray")
+    elif config.trainer.backend is BackendKind.auto and sum(pool_sizes(config).values()) > 1:
+        wanted = f"trainer.devices={num_devices(config)}" if num_devices(config) > 1 else "placement.pools"
+        yield wanted, partial(check_installed, "ray")
     if (rollout := config.rollout.engine) is not None:
         yield f"rollout.engine={rollout}", rollout_traits(rollout).check_installed
     engines = {"actor": config.actor.engine} | {f"roles.{name}": role.engine for name, role in config.roles.items()}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from hybridflow.config.checks import placement_errors
-from hybridflow.config.derived import divisors, pool_of, pool_sizes, training_mesh, training_of
+from hybridflow.config.derived import divisors, is_of_cpus, pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.roles import RoleKind
@@ -26,7 +26,7 @@ def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
     if misplaced := [*placement_errors(config)]:  # a layout belongs to a pool
         yield from misplaced
         return
-    sizes = pool_sizes(config)
+    sizes = {name: size for name, size in pool_sizes(config).items() if not is_of_cpus(config, name)}
     if config.trainer.backend is BackendKind.local and sum(sizes.values()) > 1:
         found = f"placement has {len(sizes)} pools" if len(sizes) > 1 else f"the run has {sum(sizes.values())} devices"
         yield ConfigError(
@@ -43,7 +43,7 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
     training, own = training_of(config, role), config.roles.get(role)
     section = f"roles.{role}" if own else layout_section(config, role)
     errors = [*_single_device_errors(config, role, section, training)]
-    for error in errors or (*_engine_errors(section, training), *_device_errors(config, role, section, training)):
+    for error in errors or (*engine_errors(section, training), *_device_errors(config, role, section, training)):
         if section == "actor" and pool_of(config, role) != pool_of(config, "actor"):
             yield ConfigError(
                 f"The critic takes the actor's layout: {error.message}",
@@ -82,7 +82,7 @@ def _single_device_errors(config: Experiment, role: str, name: str, training: Tr
         )
 
 
-def _engine_errors(name: str, training: Training) -> Iterator[ConfigError]:
+def engine_errors(name: str, training: Training) -> Iterator[ConfigError]:
     """Parallel sizes that the engine does not support."""
     sizes, engine = asdict(training.parallelism), training.engine.name
     for axis in _AXES:

@@ -7,14 +7,17 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Dtype
+from hybridflow.config.placement import Device
 from hybridflow.config.training import Lora
 from hybridflow.elastic.checkpoint import steps_below
 from hybridflow.elastic.recovery import check_links
+from hybridflow.elastic.retention import Retention
 from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import Advice, ConfigError, Problem, ResourceError
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import RoleSpec
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
 from hybridflow.models.geometry import ModelGeometry, parameter_count
 from hybridflow.models.names.rules import canonical_weights
 from hybridflow.observability.formatting import counted
@@ -46,13 +49,54 @@ def engine_problems(plan: RunPlan) -> Iterable[Problem]:
     return []
 
 
-def pool_problems(plan: RunPlan) -> Iterator[Advice]:
-    """Pools without roles."""
+def pool_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Pools without roles, and pools of devices that their roles or the backend cannot use."""
+    yield from _device_problems(plan)
+    yield from _local_problems(plan)
     for pool in sorted(set(plan.pools) - {role.pool for role in plan.roles}):
         yield Advice(
             f"placement.pools.{pool}.devices={plan.pools[pool]}: no role lives in this pool, so its devices are idle.",
             remedy=f"Place a role there with placement.roles.<role>={pool}, or leave the pool out.",
         )
+
+
+def _device_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    for name, pool in plan.config.placement.pools.items():
+        if pool.device is Device.cuda and plan.device == "cpu":
+            yield ConfigError(
+                f"placement.pools.{name}.device=cuda, but the run's devices are CPUs.",
+                remedy="Leave it out, or run on GPUs (trainer.device=cuda).",
+                key=f"placement.pools.{name}.device",
+            )
+    pools = {role.name: role.pool for role in plan.roles}
+    own = pools.get(ROLLOUT)
+    if own is not None and ACTOR in pools and plan.device_of(own) != plan.device_of(pools[ACTOR]):
+        yield ConfigError(
+            f"Pool '{own}' of the rollout has devices of kind {plan.device_of(own)}, and pool '{pools[ACTOR]}' of the"
+            f" actor of kind {plan.device_of(pools[ACTOR])}: weights are sent only between devices of one kind.",
+            remedy=f"Place the rollout and the actor in pools without device=cpu, such as placement.roles.rollout="
+            f"{next((pool for pool in plan.pools if plan.device_of(pool) == plan.device), pools[ACTOR])}.",
+        )
+
+
+def _local_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """Pools that the local backend, which is one process, cannot have."""
+    if plan.backend is not BackendKind.local:
+        return
+    for name, pool in plan.config.placement.pools.items():
+        if pool.resource is not None:
+            yield ConfigError(
+                f"placement.pools.{name}.resource={pool.resource} is a resource of Ray, but trainer.backend=local.",
+                remedy="Use trainer.backend=ray, or leave the resource out.",
+                key=f"placement.pools.{name}.resource",
+            )
+    for role in plan.roles:
+        if role.training is not None and plan.pools[role.pool] > 1:
+            yield ConfigError(
+                f"trainer.backend=local has one process, in which the {plan.pools[role.pool]} ranks of {role.name} in"
+                f" pool '{role.pool}' cannot exchange tensors.",
+                remedy=f"Use trainer.backend=ray, or placement.pools.{role.pool}.devices=1.",
+            )
 
 
 def checkpoint_problems(plan: RunPlan) -> Iterator[Advice]:
@@ -67,7 +111,7 @@ def checkpoint_problems(plan: RunPlan) -> Iterator[Advice]:
 def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
     """Run directories that do not outlive the job, cannot be written to, or lack room for the checkpoints.
 
-    There must be room for `trainer.keep_checkpoints` and the one being written: an old one is deleted only after it.
+    There must be room for the checkpoints that are kept and the one being written: an old one is deleted only after it.
     """
     directory = plan.run_dir
     if all(part in directory.parts for part in _JOB_COPY):
@@ -88,7 +132,8 @@ def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
             f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, but the run writes"
             f" {writes}, {_megabytes(needed)} in total before it deletes old ones.",
             remedy="Free space there, set trainer.run_dir to a larger disk, or lower trainer.keep_checkpoints="
-            f"{plan.config.trainer.keep_checkpoints}; trainer.save_every=0 saves nothing.",
+            f"{plan.config.trainer.keep_checkpoints} (keep_every and keep_best add to it); trainer.save_every=0 saves"
+            " nothing.",
         )
 
 
@@ -118,7 +163,7 @@ def _further_checkpoints(plan: RunPlan) -> int:
         return 0
     in_all = -(-trainer.total_steps // trainer.save_every)
     there = 0 if trainer.resume == "never" else len(steps_below(plan.run_dir / "checkpoints"))
-    return max(1, min(in_all, trainer.keep_checkpoints + 1) - there)
+    return max(1, min(in_all, Retention.of(trainer).most(trainer.total_steps, trainer.save_every) + 1) - there)
 
 
 def _saved_bytes(plan: RunPlan, role: RoleSpec) -> int:

@@ -40,7 +40,7 @@ class Unused:
 def unused_settings(plan: RunPlan) -> Iterator[Advice]:
     """One warning per reason why settings of the user have no effect; each setting is named once."""
     left = _given(plan.composed)
-    for unused in (*_of_roles(plan), *_of_rollout(plan), *_of_algorithm(plan)):
+    for unused in (*_of_roles(plan), *_of_rollout(plan), *_of_algorithm(plan), *_of_checkpoints(plan)):
         found = {key: left.pop(key) for key in list(left) if unused.covers(key)}
         if found:
             settings = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
@@ -70,6 +70,16 @@ def _of_roles(plan: RunPlan) -> Iterator[Unused]:
     for name, training in (("actor", config.actor), ("critic", config.critic)):
         if not training.lora.rank:
             yield Unused((f"{name}.lora",), f"{name}.lora.rank=0 trains the whole model")
+
+
+def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:
+    """Settings of the checkpoints that are kept."""
+    trainer, which = plan.config.trainer, ("trainer.best_metric", "trainer.greater_is_better")
+    if not trainer.save_every:
+        kept = ("trainer.async_save", "trainer.keep_checkpoints", "trainer.keep_every", "trainer.keep_best")
+        yield Unused((*kept, *which), "trainer.save_every=0 saves no checkpoints")
+    elif not trainer.keep_best:
+        yield Unused(which, "trainer.keep_best=0 compares no checkpoints")
 
 
 def _of_rollout(plan: RunPlan) -> Iterator[Unused]:

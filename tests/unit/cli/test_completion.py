@@ -60,6 +60,8 @@ def answers(shell: str, line: str, capsys: pytest.CaptureFixture[str]) -> list[s
         ("hybridflow --help actor.lo", ["actor.lora.rank", "actor.lora.alpha"], ["actor.lora.rank="]),
         ("hybridflow ppo -m --jo", ["--jobs"], []),
         ("hybridflow ppo -m --jobs ", ["local", "ray"], ["trainer."]),
+        ("hybridflow launch --on ", ["slurm", "kuberay"], ["trainer."]),
+        ("hybridflow launch --pa", ["--partition"], ["--on"]),
         ("hybridflow ppo --help ", ["all", "trainer."], []),
         ("hybridflow ppo --d", ["--dry-run"], ["--help"]),
         ("hybridflow ppo --cfg ", ["job"], ["trainer."]),

@@ -1,6 +1,8 @@
 """The command itself: by its name, and as a module."""
 
+import os
 import runpy
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +15,8 @@ from hybridflow.launch.compose.trainers import RUN, command_words
 from hybridflow.trainer import main_ppo
 
 PROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_installed_command_is_this_one():
@@ -50,3 +54,17 @@ def test_settings_that_are_no_words_are_referred_to_python(words, capsys):
     assert main_ppo.main(words) == 2
     said = capsys.readouterr().err
     assert f"are of type {type(words).__name__}, not a list of text" in said and "use hybridflow.run" in said
+
+
+def test_a_file_of_the_user_may_import_its_neighbor_in_the_current_directory(tmp_path):
+    (tmp_path / "doubling.py").write_text("def doubled(score):\n    return 2.0 * score\n")
+    (tmp_path / "my_reward.py").write_text(
+        "from doubling import doubled\n\n\n"
+        "def score(completions, **columns):\n    return [doubled(1.0)] * len(completions)\n"
+    )
+    command = Path(sys.executable).with_name("hybridflow")
+    done = subprocess.run(
+        [command, "grpo", "reward.functions=[my_reward.py:score]", "--dry-run"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

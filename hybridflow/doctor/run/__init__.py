@@ -1,0 +1,1 @@
+"""Examinations of the directory of a run. Read `directory.py` first, then `all.py`."""

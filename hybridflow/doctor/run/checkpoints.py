@@ -1,0 +1,103 @@
+"""The checkpoints: which are complete, and from which one the run resumes."""
+
+import shlex
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from hybridflow.doctor.finding import Finding, ok, skipped, warning
+from hybridflow.doctor.run.directory import RunDirectory
+from hybridflow.elastic.checkpoint import step_of
+from hybridflow.elastic.manifest import verify
+from hybridflow.elastic.recovery import CONFIG_FILE
+from hybridflow.errors import CheckpointError
+from hybridflow.observability.formatting import counted
+from hybridflow.parallel.file_records import files_below
+
+_SLOW_BYTES = 20 << 30
+"""Size above which the contents of older checkpoints are not read: minutes from most disks."""
+
+
+def checkpoints(run: RunDirectory) -> Iterator[Finding]:
+    """The complete ones, the damaged ones, and saves that were cut off."""
+    paths, whole = run.store.paths(), _whole(run)
+    how = "sizes only" if run.is_quick else "checksums"
+    if whole:
+        size = bytes_of(whole[-1])
+        names = ", ".join(path.name for path in whole)
+        yield ok("checkpoints", f"{names}: complete ({how}), {size / 1e6:,.0f} MB the last one")
+    for path, why in _damage(run).items():
+        found = why.removeprefix(f"{path}").lstrip("/ ").rstrip(".")
+        yield warning(
+            "checkpoints",
+            f"{path.name} is not usable: {found}",
+            f"It is passed over. To delete it: rm -r {shlex.quote(str(path))}",
+        )
+    for step in () if run.is_alive else run.unfinished_saves:
+        yield skipped("checkpoints", f"step_{step} was being saved when the run ended; the next start deletes the rest")
+    if not paths:
+        every = run.setting("trainer.save_every")
+        why = f" (trainer.save_every={every})" if every is not None else ""
+        lower = "Set a lower trainer.save_every, so that less is lost." if every else "Set trainer.save_every."
+        if run.is_alive or not run.rows:
+            yield ok("checkpoints", f"none yet{why}")
+        else:
+            yield warning("checkpoints", f"none was saved{why}", lower)
+
+
+def resuming(run: RunDirectory) -> Iterator[Finding]:
+    """The checkpoint from which the run would resume, and the command that does it."""
+    if run.is_alive:
+        return
+    total, whole = run.setting("trainer.total_steps"), _whole(run)
+    if run.ending is not None and run.ending.how == "done" and (not whole or step_of(whole[-1]) == total):
+        yield ok("resume", f"nothing is left to do; to train further, raise trainer.total_steps={total}")
+        return
+    again = resume_command(run)
+    if not whole:
+        yield ok("resume", "from the beginning, as there is no usable checkpoint", f"Start it again: {again}")
+        return
+    if run.ending is not None and run.ending.how == "failed":
+        again += " (after changing code or data, with trainer.resume_changed=accept)"
+    step = step_of(whole[-1])
+    lost = run.last_step - step
+    repeated = f"; {counted(lost, 'step')} after it {'is' if lost == 1 else 'are'} trained again" if lost > 0 else ""
+    yield ok("resume", f"from step {step} of {total or '?'} ({whole[-1]}){repeated}", f"Resume it: {again}")
+
+
+def resume_command(run: RunDirectory) -> str:
+    """The command that continues the run."""
+    file, resume = run.path / CONFIG_FILE, run.setting("trainer.resume")
+    auto = "" if resume in ("auto", None) else " trainer.resume=auto"
+    if run.setting("trainer") is not None:
+        return f"hybridflow run {shlex.quote(str(file))}{auto}"
+    if run.start is not None and run.start.command:
+        return f"cd {shlex.quote(run.start.directory)} && {run.start.command}{auto}"
+    return f"the command that started it, with trainer.run_dir={shlex.quote(str(run.path))}"
+
+
+@lru_cache
+def _damage(run: RunDirectory) -> dict[Path, str]:
+    """The checkpoints that cannot be used, each with the reason."""
+    found, read = {}, 0
+    for path in reversed(run.store.paths()):
+        run.doing(f"verifying {path}")
+        try:
+            if run.is_quick or read > _SLOW_BYTES:
+                verify(path, full=False)
+            else:
+                run.store.open(path)
+                read += bytes_of(path)
+        except (CheckpointError, OSError, ValueError) as error:
+            found[path] = error.message if isinstance(error, CheckpointError) else str(error)
+    return dict(reversed(found.items()))
+
+
+def bytes_of(path: Path) -> int:
+    """The size of a checkpoint."""
+    return sum(files_below(path).values())
+
+
+def _whole(run: RunDirectory) -> list[Path]:
+    """The checkpoints that can be used, the oldest first."""
+    return [path for path in run.store.paths() if path not in _damage(run)]

@@ -1,0 +1,305 @@
+"""The commands of a shell script, without running it: quotes, comments, variables, arrays, here-documents.
+
+What only a running shell knows (`$(date)`, `${NAME##*/}`, a variable that is set in an `if`) stays in a word as it is
+written, with its `$`.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hybridflow.errors import ConfigError
+
+_BEGIN, _END = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
+_WITHIN = ("then", "else", "elif", "do", "{", "}", "!", "time")
+_DECLARE = ("export", "declare", "local", "readonly", "typeset")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_BRACES = re.compile(r"([A-Za-z_]\w*)(?:(\[[@*]\])|(:?-)(.*))?", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ARGUMENTS = re.compile(r"[@*#?0-9]")
+_OPERATORS: Mapping[type, Callable] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def commands(script: str, environment: Mapping[str, str]) -> list[list[str]]:
+    """The words of each command of a script, with the variables that the script and the environment set.
+
+    Raises `ConfigError` for a quote or parenthesis that is not closed.
+    """
+    return list(_Script(script, environment).commands())
+
+
+@dataclass
+class _Word:
+    """A word that is being read; a part that is expanded without quotes may divide it."""
+
+    parts: list[str] = field(default_factory=list)
+    """The words that are complete."""
+
+    text: str = ""
+    is_begun: bool = False
+
+    def add(self, text: str) -> None:
+        self.text, self.is_begun = self.text + text, True
+
+    def add_divided(self, text: str) -> None:
+        """Adds text that is divided at its spaces."""
+        if "$" in text or not text.strip():
+            self.text, self.is_begun = self.text + text.strip(), self.is_begun or bool(text.strip())
+            return
+        first, *rest = text.split()
+        self.add(first)
+        for part in rest:
+            self.close()
+            self.add(part)
+
+    def close(self) -> list[str]:
+        if self.is_begun:
+            self.parts.append(self.text)
+        self.text, self.is_begun = "", False
+        return self.parts
+
+
+class _Script:
+    """Reads a script from its beginning to its end."""
+
+    def __init__(self, script: str, environment: Mapping[str, str]) -> None:
+        self._text = re.sub(r"\\[ \t]*\r?\n", " ", script.replace("\r\n", "\n"))
+        self._at = 0
+        self._values: dict[str, str | list[str]] = dict(environment)
+        self._depth = 0
+        self._here: list[tuple[str, list[str]]] = []
+        """Here-documents whose text begins on the next line: the word that ends it, and the command."""
+
+    def commands(self) -> Iterator[list[str]]:
+        words: list[str] = []
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if character in "\n;&|()":
+                self._at += 1
+                yield from self._ended(words)
+                words = []
+                if character == "\n":
+                    self._read_documents()
+            elif character in " \t":
+                self._at += 1
+            elif character == "#":
+                self._skip_line()
+            elif character in "<>":
+                self._redirect(words)
+            else:
+                words += self._words()
+        yield from self._ended(words)
+
+    def _ended(self, words: list[str]) -> Iterator[list[str]]:
+        """A command, after its keywords and assignments, if anything is left of it."""
+        words = list(words)
+        while words and (words[0] in (*_BEGIN, *_END, *_WITHIN)):
+            word = words.pop(0)
+            self._depth += (word in _BEGIN) - (word in _END)
+            if word in ("for", "case", "select"):
+                if word != "case" and words:
+                    self._values[words[0]] = f"${words[0]}"
+                return
+        if words and words[0] in _DECLARE:
+            words = [word for word in words[1:] if not word.startswith("-")]
+        while words and _ASSIGNED.fullmatch(words[0]):
+            self._assign(words.pop(0))
+        if words:
+            yield words
+
+    def _assign(self, word: str) -> None:
+        name, more, value = _ASSIGNED.fullmatch(word).groups()  # pyright: ignore[reportOptionalMemberAccess]
+        before = self._values.get(name, "")
+        self._values[name] = f"${name}" if self._depth else f"{before}{value}" if more else value
+
+    def _words(self) -> list[str]:
+        """The words up to a space or an operator; an array is assigned."""
+        word = _Word()
+        while self._at < len(self._text):
+            character = self._text[self._at]
+            if character == "(" and (array := _ASSIGNED.fullmatch(word.text)) and not array[3]:
+                self._read_array(array[1], is_added=bool(array[2]))
+                return []
+            if character in " \t\n;&|()<>":
+                break
+            self._at += 1
+            self._read(character, word)
+        return word.close()
+
+    def _read(self, character: str, word: _Word) -> None:
+        """A character outside quotes, and what it begins."""
+        if character == "'":
+            word.add(self._until("'"))
+        elif character == '"':
+            self._quoted(word)
+        elif character == "\\":
+            word.add(self._text[self._at : self._at + 1])
+            self._at += 1
+        elif character == "$":
+            self._expand(word, is_quoted=bool(_ASSIGNED.fullmatch(word.text)))
+        elif character == "`":
+            word.add(f"$(`{self._until('`')}`)")
+        else:
+            word.add(character)
+
+    def _quoted(self, word: _Word) -> None:
+        word.add("")
+        while self._peek() != '"':
+            character = self._text[self._at]
+            self._at += 1
+            if character == "\\" and self._peek() in '$`"\\':
+                word.add(self._text[self._at])
+                self._at += 1
+            elif character == "$":
+                self._expand(word, is_quoted=True)
+            else:
+                word.add(character)
+        self._at += 1
+
+    def _expand(self, word: _Word, *, is_quoted: bool) -> None:
+        """Expands what follows a `$`."""
+        add = word.add if is_quoted else word.add_divided
+        rest = self._text[self._at :]
+        if rest.startswith("(("):
+            self._at += 2
+            add(self._arithmetic(self._balanced("(", ")", depth=2)[:-1]))
+        elif rest.startswith("("):
+            self._at += 1
+            add(f"$({self._balanced('(', ')')})")
+        elif rest.startswith("{"):
+            self._at += 1
+            self._expand_braces(word, self._balanced("{", "}"), is_quoted=is_quoted)
+        elif name := _NAME.match(rest):
+            self._at += name.end()
+            value = self._values.get(name[0], "")
+            add(" ".join(value) if isinstance(value, list) else value)
+        elif _ARGUMENTS.match(rest):
+            self._at += 1
+            if is_quoted and not word.text:
+                word.is_begun = False  # "$@" without arguments is not a word
+        else:
+            add("$")
+
+    def _expand_braces(self, word: _Word, inside: str, *, is_quoted: bool) -> None:
+        add = word.add if is_quoted else word.add_divided
+        found = _BRACES.fullmatch(inside)
+        if found is None:
+            if not _ARGUMENTS.match(inside):
+                add(f"${{{inside}}}")
+            return
+        name, is_array, default_sign, default = found.groups()
+        value = self._values.get(name, "")
+        if is_array:
+            elements = value if isinstance(value, list) else [value] if value else []
+            word.is_begun = bool(word.text)
+            for number, element in enumerate(elements):
+                _ = word.close() if number else None
+                word.add(element)
+        elif default_sign and (name not in self._values or (default_sign == ":-" and not value)):
+            add(self._inner(default))
+        else:
+            add(" ".join(value) if isinstance(value, list) else value)
+
+    def _inner(self, text: str) -> str:
+        """Text within another expansion, expanded."""
+        inner = _Script("", {})
+        inner._text, inner._values, word = f'{text.replace(chr(34), "")}"', self._values, _Word()
+        inner._quoted(word)
+        return word.text
+
+    def _arithmetic(self, text: str) -> str:
+        """`$((1024 * n))`; any other text than arithmetic of whole numbers stays."""
+        named = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(self._values.get(name[1]) or 0), text)
+        try:
+            return str(_computed(ast.parse(named.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError):
+            return f"$(({text}))"
+
+    def _read_array(self, name: str, *, is_added: bool) -> None:
+        self._at += 1
+        elements: list[str] = []
+        while self._peek() != ")":
+            if self._peek() == "#":
+                self._skip_line()
+            elif self._peek() in " \t\n":
+                self._at += 1
+            else:
+                elements += self._words()
+        self._at += 1
+        before = self._values.get(name, []) if is_added else []
+        known = before if isinstance(before, list) else [before]
+        if self._depth and elements:
+            elements = [f"${{{name}[@]}}"]
+        self._values[name] = [*known, *elements]
+
+    def _redirect(self, words: list[str]) -> None:
+        """Skips `2>&1`, `> file` and `< file`; notes `<<EOF`."""
+        operator_text = re.compile(r"<<<|<<-?|>>|[<>]&?|[<>]").match(self._text, self._at)
+        assert operator_text is not None, "called at a redirection"
+        self._at = operator_text.end()
+        if words and words[-1].isdigit() and self._text[operator_text.start() - 1].isdigit():
+            words.pop()
+        while self._at < len(self._text) and self._text[self._at] in " \t":
+            self._at += 1
+        target = self._words()
+        if operator_text[0].startswith("<<") and operator_text[0] != "<<<" and target:
+            self._here.append((target[0], words))
+
+    def _read_documents(self) -> None:
+        """`read -r -d '' NAME <<EOF` assigns a text; other here-documents are skipped."""
+        for end, words in self._here:
+            closed = re.compile(rf"^\t*{re.escape(end)}$", re.MULTILINE).search(self._text, self._at)
+            if closed is None:
+                raise ConfigError(f"The here-document that ends with {end} is not closed.", remedy=f"Add a line {end}.")
+            text = self._text[self._at : closed.start()]
+            self._at = closed.end()
+            if words[:1] == ["read"]:
+                self._values[words[-1]] = self._inner(text.replace('"', '\\"'))
+        self._here = []
+
+    def _skip_line(self) -> None:
+        end = self._text.find("\n", self._at)
+        self._at = len(self._text) if end < 0 else end
+
+    def _until(self, end: str) -> str:
+        found = self._text.find(end, self._at)
+        if found < 0:
+            raise _unclosed(end)
+        text, self._at = self._text[self._at : found], found + 1
+        return text
+
+    def _balanced(self, begin: str, end: str, depth: int = 1) -> str:
+        """The text up to the end of parentheses or braces, which is skipped."""
+        start = self._at
+        while depth:
+            character = self._peek()
+            depth += (character == begin) - (character == end)
+            self._at += 1
+        return self._text[start : self._at - 1]
+
+    def _peek(self) -> str:
+        if self._at >= len(self._text):
+            raise _unclosed("quote or parenthesis")
+        return self._text[self._at]
+
+
+def _computed(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_computed(node.left), _computed(node.right))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_computed(node.operand)
+    raise ValueError
+
+
+def _unclosed(what: str) -> ConfigError:
+    return ConfigError(f"A {what} of the command is not closed.", remedy="Give the whole command or script.")

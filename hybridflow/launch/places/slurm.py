@@ -1,0 +1,69 @@
+"""A run as a batch script of Slurm: `sbatch` on `assets/slurm.sh`, with the job's options and settings before it."""
+
+import shlex
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from hybridflow.launch.places.job import Job
+from hybridflow.launch.places.place import Place
+from hybridflow.launch.places.texts import variable
+
+_APPTAINER = ".sif"
+
+
+def sbatch_script(job: Job, place: Place) -> str:
+    """The script: one task per node, on which the run starts Ray if it has several nodes."""
+    header = "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(job, place))])
+    about = "# Written by hybridflow launch. Each start of the job, also after a requeue, resumes the run."
+    values = "\n".join(_values(job, place))
+    body = (files("hybridflow") / "assets" / "slurm.sh").read_text()
+    return f"{header}\n\n{about}\n{values}\n\n{body}"
+
+
+def _options(job: Job, place: Place) -> Iterator[str]:
+    yield f"--job-name={job.name}"
+    yield f"--nodes={job.nodes}"
+    yield "--ntasks-per-node=1"
+    if job.gpus:
+        yield f"--gpus-per-node={f'{place.gpu}:' if place.gpu else ''}{job.gpus}"
+    if place.cpus is None:  # Slurm's default is a single core
+        yield "--exclusive"
+    else:
+        yield f"--cpus-per-task={place.cpus}"
+    if place.memory or place.cpus is None:
+        yield f"--mem={place.memory or 0}"
+    for name in ("partition", "account", "time"):
+        if value := vars(place)[name]:
+            yield f"--{name}={value}"
+    yield "--requeue" if place.most_requeues else "--no-requeue"
+    yield "--open-mode=append"
+    yield f"--signal=B:USR1@{job.notice_seconds}"
+    yield from (line.removeprefix("#SBATCH ") for line in place.line)
+
+
+def _values(job: Job, place: Place) -> Iterator[str]:
+    """The variables that the rest of the script reads."""
+    directory = place.directory or str(Path.cwd())
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in place.variables.items()]
+    setup = "\n".join(["set -e", f"cd {shlex.quote(directory)}", *exports, *place.setup, "set +e"])
+    container, inside = _container(place)
+    yield variable("setup", setup)
+    yield variable("run", job.command)
+    yield f"devices=({job.ray_devices})"
+    yield f"wait_for=({job.wait_words})"
+    yield f"stop_seconds={job.stop_seconds}"
+    yield f"most_requeues={place.most_requeues}"
+    yield f"container=({shlex.join(container)})"
+    yield f"inside=({shlex.join(inside)})"
+
+
+def _container(place: Place) -> tuple[list[str], list[str]]:
+    """Options of srun for a container (pyxis), and the command that runs a program in one (Apptainer)."""
+    if place.image is None:
+        return [], []
+    if place.image.endswith(_APPTAINER):
+        binds = [word for mount in place.mount for word in ("--bind", mount)]
+        return [], ["apptainer", "exec", "--nv", *binds, place.image]
+    mounts = [f"--container-mounts={','.join(place.mount)}"] if place.mount else []
+    return [f"--container-image={place.image}", *mounts], []

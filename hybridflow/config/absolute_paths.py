@@ -109,7 +109,7 @@ def _code(text: str, key: str) -> str:
 
 _RULES: dict[type[Section], dict[str, _Rule]] = {
     Experiment: {"dataflow": _code},
-    Trainer: {"run_dir": _any, "resume": _resume},
+    Trainer: {"run_dir": _any, "resume": _resume, "device_file": _existing},
     Model: {"path": _existing, "tokenizer_path": _existing},
     Data: {
         "train_files": _data,

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS, is_own
-from hybridflow.config.derived import is_evaluated, num_devices
+from hybridflow.config.derived import is_evaluated, is_of_cpus, num_devices, pooled_devices
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.faults import KINDS
+from hybridflow.config.guards import GuardAction
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.ranges import check_ranges, reset
 from hybridflow.config.rollout import RolloutKind
@@ -29,7 +31,8 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
         for error in rule(config):
             faults.add(error)
             reset(config, error.key)  # later stages assume that these are right
-    across = (_cost_errors, _pretraining_errors, _kl_errors, _correction_errors, placement_errors)
+    costs, algorithms = (_cost_errors, _pretraining_errors), (_kl_errors, _correction_errors)
+    across = (_guard_errors, _fault_errors, *costs, _retention_errors, *algorithms, placement_errors)
     for rule in (_row_errors, _sampling_errors, _name_errors, _choice_errors, *across):
         faults.add(*rule(config))
 
@@ -161,6 +164,27 @@ def _name_errors(config: Experiment) -> Iterator[ConfigError]:
         )
 
 
+def _guard_errors(config: Experiment) -> Iterator[ConfigError]:
+    """A step with NaN cannot be taken, and replicas that differ are found after the step."""
+    for role, guards in (("actor", config.actor.guards), ("critic", config.critic.guards)):
+        for name, refused, left in (
+            ("non_finite", GuardAction.warn, "skip or fault"),
+            ("replicas", GuardAction.skip, "warn or fault"),
+        ):
+            if getattr(guards, name) is refused:
+                key = f"{role}.guards.{name}"
+                yield ConfigError(f"{key}={refused.name} is not possible.", remedy=f"Use {left}.", key=key)
+
+
+def _fault_errors(config: Experiment) -> Iterator[ConfigError]:
+    """A policy must be able to handle its kind of fault."""
+    for kind in KINDS:
+        policy = getattr(config.trainer.faults, kind.name)
+        if policy not in kind.policies:
+            key, names = f"trainer.faults.{kind.name}", [each.name for each in kind.policies]
+            yield ConfigError(f"{key}={policy.name} is not possible.", remedy=f"Use {' or '.join(names)}.", key=key)
+
+
 def _cost_errors(config: Experiment) -> Iterator[ConfigError]:
     """The cost function of the built-in task only fits the built-in model."""
     cost = config.roles.get("cost")
@@ -190,6 +214,26 @@ def _pretraining_errors(config: Experiment) -> Iterator[ConfigError]:
             f"data.pretraining_files=[{','.join(files)}] are texts for the built-in model, but model.path={path}.",
             remedy="Name texts for your model: data.pretraining_files=[path,...].",
             among=["data.pretraining_files", "model.path"],
+        )
+
+
+def _retention_errors(config: Experiment) -> Iterator[ConfigError]:
+    """The best checkpoints are chosen by the evaluations at their own steps."""
+    trainer = config.trainer
+    if trainer.keep_best and trainer.save_every and not is_evaluated(config):
+        yield ConfigError(
+            f"trainer.keep_best={trainer.keep_best} compares checkpoints by their evaluations, but this run evaluates"
+            " nothing.",
+            remedy="Set data.eval_files and trainer.eval_every, or leave trainer.keep_best out.",
+            among=["trainer.keep_best", "trainer.eval_every", "data.eval_files"],
+        )
+    elif trainer.keep_best and trainer.save_every % trainer.eval_every:
+        yield ConfigError(
+            f"trainer.keep_best={trainer.keep_best} needs an evaluation of every checkpoint, but"
+            f" trainer.save_every={trainer.save_every} is not a multiple of trainer.eval_every={trainer.eval_every}.",
+            remedy=f"Use trainer.save_every={-(-trainer.save_every // trainer.eval_every) * trainer.eval_every}, or"
+            f" trainer.eval_every={math.gcd(trainer.save_every, trainer.eval_every)}.",
+            among=["trainer.keep_best", "trainer.save_every", "trainer.eval_every"],
         )
 
 
@@ -272,10 +316,13 @@ def placement_errors(config: Experiment) -> Iterator[ConfigError]:
                 remedy=f"Pools: {', '.join(pools) or 'none'}. Add one with placement.pools.{pool}.devices=1.",
                 key=key,
             )
-    total = sum(pool.devices for pool in pools.values())
+    total = pooled_devices(config)
     if pools and total != num_devices(config):
+        further = " (device: cpu is in addition to them)" if any(is_of_cpus(config, name) for name in pools) else ""
         yield ConfigError(
-            f"The pools use {total} devices, but the run has {num_devices(config)}.",
-            remedy=f"Set trainer.devices={total}, or change placement.pools.*.devices.",
+            f"The pools use {total} devices, but the run has {num_devices(config)}{further}.",
+            remedy=f"Set trainer.devices={total}, or change placement.pools.*.devices."
+            if total
+            else "Leave out device=cpu for the pool of the run's devices; trainer.device=cpu is enough.",
             among=["trainer.devices", "trainer.nodes", *(f"placement.pools.{name}.devices" for name in pools)],
         )

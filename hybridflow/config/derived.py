@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.paths import user_path
-from hybridflow.config.placement import Parallelism
+from hybridflow.config.placement import Device, Parallelism
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
 
@@ -18,7 +18,7 @@ def divisors(number: int) -> list[int]:
 
 
 def num_devices(config: Experiment) -> int:
-    """Total number of devices."""
+    """Total number of devices, without those of pools of CPUs."""
     return config.trainer.devices * config.trainer.nodes
 
 
@@ -26,6 +26,16 @@ def pool_sizes(config: Experiment) -> dict[str, int]:
     """Number of devices per pool; a single pool with all devices if the configuration defines none."""
     named = {name: pool.devices for name, pool in config.placement.pools.items()}
     return named or {"main": num_devices(config)}
+
+
+def pooled_devices(config: Experiment) -> int:
+    """Number of the run's devices that the configured pools have; CPUs are in addition to them."""
+    return sum(pool.devices for name, pool in config.placement.pools.items() if not is_of_cpus(config, name))
+
+
+def is_of_cpus(config: Experiment, pool: str) -> bool:
+    """Whether a pool has CPUs that are not among the run's devices."""
+    return pool in config.placement.pools and config.placement.pools[pool].device is Device.cpu
 
 
 def pool_of(config: Experiment, role: str) -> str:

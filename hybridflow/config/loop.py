@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from hybridflow.config.placement import ParallelismKind
-from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, AT_LEAST_1_OR_AUTO
+from hybridflow.config.faults import Faults
+from hybridflow.config.placement import Device, ParallelismKind
+from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, AT_LEAST_1_OR_AUTO, FROM_0_TO_BELOW_1
 from hybridflow.config.section import Section
 
 
@@ -22,14 +23,6 @@ class ResumeChanged(Enum):
 
     refuse = "refuse"
     accept = "accept"
-
-
-class Device(Enum):
-    """Type of the devices."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
 
 
 @dataclass
@@ -56,8 +49,8 @@ class Trainer(Section):
     """local: workers in this process; ray: one process per device; auto: local for one device, else ray."""
 
     devices: Annotated[int, AT_LEAST_1_OR_AUTO] = 1
-    """Devices per node. auto (0): all devices of the Ray cluster or, without one, of this machine (without a cluster, a
-    CPU is one device), with the layouts of `trainer.parallelism=auto`."""
+    """Devices per node. auto (0): all devices of the Ray cluster or, without one, of this machine (without a Ray
+    cluster, a machine without GPUs counts as one device), with the layouts of `trainer.parallelism=auto`."""
 
     parallelism: ParallelismKind = ParallelismKind.given
     """given: the sizes in each role's section. auto: hybridflow chooses the layouts of all roles, for the shortest
@@ -69,12 +62,34 @@ class Trainer(Section):
     device: Device = Device.auto
     """auto: cuda if the Ray cluster (or, without one, this machine) has GPUs."""
 
+    device_file: str | None = None
+    """Description of the devices for plans (`placement=auto` and others), as `hybridflow plan --calibrate` writes it:
+    FILE.yaml, or FILE.yaml:NAME; null: the known device that is most like them."""
+
     start_timeout_seconds: Annotated[float, ABOVE_0] = 600.0
     """Maximum wait for the devices of a Ray cluster (used by other jobs, or still starting), and then for all ranks to
     connect."""
 
-    hang_timeout_seconds: Annotated[float, ABOVE_0] = 45.0
-    """Maximum time without a heartbeat from a Ray worker process. Native code that holds the GIL delays heartbeats."""
+    hang_timeout_seconds: Annotated[float, ABOVE_0] = 20.0
+    """Time after which a run on Ray hangs if none of its worker processes makes progress, or after which a stopped
+    process does. A process that sends no heartbeat, but is not known to be stopped, has 2.25 times as long."""
+
+    call_timeout_seconds: Annotated[float, ABOVE_0] = 7200.0
+    """Maximum duration of a call of a worker process, such as the generation or the update of a step. On Ray only."""
+
+    max_faults: Annotated[int, AT_LEAST_0] = 10
+    """Maximum number of faults within an hour after which the run continues; 0 ends the run at the first."""
+
+    faults: Faults = field(default_factory=Faults)
+    """Policies by kind of fault."""
+
+    snapshot_fraction: Annotated[float, FROM_0_TO_BELOW_1] = 0.02
+    """Largest fraction of the time spent on copies of the trained state in host memory. After a fault, a run continues
+    from the last copy or, without one, from the newest checkpoint; 0 keeps none. On Ray only."""
+
+    no_learning_steps: Annotated[int | None, AT_LEAST_1] = None
+    """End the run after this many consecutive steps from which nothing can be learned: all samples of each prompt have
+    the same score, over 90% of the responses are cut off, or the gradient is zero. null: only warn, after 3 steps."""
 
     threads: Annotated[int | None, AT_LEAST_1] = None
     """CPU threads per worker process; null: on Ray the cores divided by the devices, else PyTorch's default."""
@@ -86,8 +101,25 @@ class Trainer(Section):
     save_every: Annotated[int, AT_LEAST_0] = 50
     """Steps between checkpoints; the last step is also saved. 0 turns saving off."""
 
+    async_save: bool = True
+    """Write checkpoints while training continues, from a copy of the weights and the optimizer's state in host memory.
+    false: training waits until a checkpoint is complete."""
+
     keep_checkpoints: Annotated[int, AT_LEAST_1] = 2
     """Number of most recent checkpoints to keep."""
+
+    keep_every: Annotated[int, AT_LEAST_0] = 0
+    """Checkpoints of every n-th step that are kept in addition; 0 keeps none."""
+
+    keep_best: Annotated[int, AT_LEAST_0] = 0
+    """Number of checkpoints with the best evaluation to keep in addition."""
+
+    best_metric: str | None = None
+    """Metric of the evaluation by which checkpoints are compared; null: the only val-core metric."""
+
+    greater_is_better: bool | None = None
+    """Whether a checkpoint is better if its best_metric is greater; null: unless its name ends in "loss" or
+    "perplexity"."""
 
     stop_seconds: Annotated[float, ABOVE_0] = 25.0
     """Seconds from SIGTERM or the first Ctrl-C until a checkpoint must be saved. A step that can finish in time is

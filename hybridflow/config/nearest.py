@@ -8,8 +8,8 @@ _MOST_NAMED = 3
 
 
 def did_you_mean_any(name: str, choices: Collection[str]) -> str:
-    """Returns `Did you mean 'x' or 'y'? ` with up to three similar choices and those that contain the name."""
-    near = [*difflib.get_close_matches(name, choices, n=_MOST_NAMED), *(c for c in choices if name and name in c)]
+    """Returns `Did you mean 'x' or 'y'? ` with up to three choices: those that contain the name, then similar ones."""
+    near = [*(c for c in choices if name and name in c), *difflib.get_close_matches(name, choices, n=_MOST_NAMED)]
     named = [f"'{choice}'" for choice in dict.fromkeys(near)][:_MOST_NAMED]
     return f"Did you mean {' or '.join(filter(None, [', '.join(named[:-1]), named[-1]]))}? " if named else ""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
+from hybridflow.config.guards import Guards
 from hybridflow.config.model import Model
 from hybridflow.config.placement import Parallelism
 from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, FROM_0_TO_BELOW_1, NOT_BELOW_0, at_least, number
@@ -117,3 +118,6 @@ class Training(Section):
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     """AdamW and its learning-rate schedule."""
+
+    guards: Guards = field(default_factory=Guards)
+    """Checks of the loss, the gradient and the policy's change in every optimizer step, and of replicas."""

@@ -7,7 +7,7 @@ from hybridflow.observability.calls import Span
 
 Measured = Sequence[float]
 """Measurements of a call on a rank: start (seconds since the epoch, on its clock), seconds, bytes in and out, rows,
-tokens; see `Span`."""
+tokens, peak bytes; see `Span`."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class CallLog:
         call = self._calls.get(number)
         if call is None:
             return
-        start, seconds, bytes_in, bytes_out, rows, tokens = measured
+        start, seconds, bytes_in, bytes_out, rows, tokens, peak_bytes = measured
         offset = self._offsets.setdefault(node, _Offset())
         offset.least, offset.most = max(offset.least, sent - start), min(offset.most, now - start - seconds)
         call.unanswered -= 1
@@ -93,8 +93,14 @@ class CallLog:
             tokens=int(tokens),
             answers=rank in call.answering,
             needs=call.needs,
+            peak_bytes=int(peak_bytes),
         )
         self._spans.append((node, span))
+
+    def drop(self) -> None:
+        """Forgets the calls that have not been answered: they never will be."""
+        self._calls.clear()
+        self._read.clear()
 
     def drain(self) -> list[Span]:
         """The calls answered since the last drain, by call and rank, on this process's clock."""

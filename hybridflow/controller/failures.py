@@ -6,10 +6,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hybridflow.errors import HybridflowError, ResourceError, WorkerDied, WorkerError, WorkerHangs
+from hybridflow.errors import (
+    ClusterLost,
+    HybridflowError,
+    NodeLost,
+    WorkerDied,
+    WorkerError,
+    WorkerHangs,
+    WorkerOutOfMemory,
+)
 
 _PACKAGE = str(Path(__file__).parent)
 _REMEDY = "The last line of the worker's traceback is the one that failed."
+_DEATHS = {"its node has died": NodeLost, "running low on memory": WorkerOutOfMemory}
+"""Kinds of deaths, by words of Ray's reports."""
+
+_COLLECTIVES = (
+    "torch/distributed/",
+    "hybridflow/parallel/",
+    "hybridflow/resharding/",
+    "hybridflow/controller/rendezvous",
+)
+"""Parts of the paths of code that waits for other ranks."""
+
+_MOST_NAMED = 4
 _LOST = ("ObjectLostError", "ObjectReconstructionFailedError", "OwnerDiedError", "ObjectFetchTimedOutError")
 
 
@@ -35,6 +55,7 @@ def call_failed(error: BaseException, *, role: str, rank: int, node: str, method
         method=method,
         worker_traceback="".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__))),
     )
+    worker_error.raised = [kind.__name__ for kind in type(error).__mro__]
     return CallFailed(worker_error, cause)
 
 
@@ -88,7 +109,8 @@ class Process:
 def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
     """The error for a process that has ended; names the process and the calls that wait for it."""
     doing = f"while {process.waiting} waited for it" if process.methods else "while idle"
-    return WorkerDied(
+    kind = next((kind for words, kind in _DEATHS.items() if words in reason), WorkerDied)
+    return kind(
         f"{process} ended {doing}: {reason}.",
         remedy="It was killed, ran out of memory or crashed: see the log above and the kernel's log (dmesg), "
         "then start the run again; it resumes from the last checkpoint.",
@@ -110,18 +132,75 @@ def hang(process: Process, silent_seconds: float) -> WorkerHangs:
     )
 
 
-def head_lost(address: str, silent_seconds: float) -> ResourceError:
+@dataclass(frozen=True)
+class Stalled:
+    """A process that executes a call without progress, and the innermost frames of its thread, if it reports them."""
+
+    process: Process
+    call: str
+    stack: Sequence[str]
+
+    @property
+    def is_in_collective(self) -> bool:
+        """Whether it waits for other ranks."""
+        return any(path in frame for frame in self.stack for path in _COLLECTIVES)
+
+    def __str__(self) -> str:
+        info = self.process.info
+        place = f"pid {info.pid} on {info.node}" if info else "not started yet"
+        head = f"rank {self.process.rank} of '{self.process.role}' ({place}) in {self.call}:"
+        return "\n  ".join([head, *(self.stack or ["no heartbeat: it is stopped or holds the GIL"])])
+
+
+def stall(stalled: Sequence[Stalled], seconds: float) -> WorkerHangs:
+    """The error for processes of which none makes progress; names one that does not wait for the others."""
+    culprits = [each for each in stalled if not each.stack] or [each for each in stalled if not each.is_in_collective]
+    first = (culprits or stalled)[0]
+    waiting = [each for each in stalled if each is not first and each.is_in_collective]
+    names = ", ".join(f"rank {each.process.rank} of '{each.process.role}'" for each in waiting[:_MOST_NAMED])
+    names += f" and {len(waiting) - _MOST_NAMED} others" if len(waiting) > _MOST_NAMED else ""
+    does = "wait" if len(waiting) > 1 else "waits"
+    others = f" {names} {does} in a collective operation." if waiting else ""
+    also = " It waits in a collective operation too: ranks may have called different ones." if not culprits else ""
+    return _hanging(
+        first,
+        stalled,
+        f"hangs in {first.call}: for {seconds:.0f} s, no process of the run has used the processor, or generated,"
+        f" scored or trained on anything.{others}{also}",
+        "If it only waits, for example for a server, raise trainer.hang_timeout_seconds, or declare the wait with"
+        " ACTIVITY.waiting(seconds) of hybridflow.observability.activity.",
+    )
+
+
+def call_late(late: Stalled, seconds: float) -> WorkerHangs:
+    """The error for a call that has exceeded `trainer.call_timeout_seconds`."""
+    found = f"has not returned from {late.call} after {seconds:.0f} s, more than trainer.call_timeout_seconds."
+    return _hanging(late, [late], found, "If calls may take so long, raise trainer.call_timeout_seconds.")
+
+
+def _hanging(first: Stalled, stalled: Sequence[Stalled], found: str, remedy: str) -> WorkerHangs:
+    place = first.process.place()
+    place["method"] = first.call
+    return WorkerHangs(
+        f"{first.process} {found}",
+        remedy=f"The stacks of all processes are below, and in faults.jsonl. {remedy}",
+        **place,
+        worker_traceback="\n".join(map(str, stalled)),
+    )
+
+
+def head_lost(address: str, silent_seconds: float) -> ClusterLost:
     """The error for a cluster whose head does not respond."""
-    return ResourceError(
+    return ClusterLost(
         f"The head of the Ray cluster (GCS at {address}) has not responded for {silent_seconds:.0f} s.",
         remedy="Check whether its process and node are alive and reachable (ray status), restart the cluster if they "
         "are not, and start the run again: it resumes from the last checkpoint.",
     )
 
 
-def ray_ended() -> ResourceError:
+def ray_ended() -> ClusterLost:
     """The error for a Ray instance that the driver started and that has ended."""
-    return ResourceError(
+    return ClusterLost(
         "Ray, which this run started, has ended: its gcs_server or raylet has exited, so nothing more can be computed"
         " or saved.",
         remedy="Find out what ended it: a batch system or service manager that signals every process of a job (signal"
@@ -135,7 +214,7 @@ def how_it_ended(report: str) -> str:
     if "creation task" in lines[0]:
         return f"it could not start: {lines[-1]}".rstrip(".")
     telling = [line for line in lines if any(word in line.lower() for word in ("exit", "killed", "node"))]
-    return (telling or lines)[0].rstrip(".")
+    return (telling or lines)[0].partition(" Some common causes")[0].rstrip(".")
 
 
 def backend_failure(kind: str, report: str) -> tuple[str, str]:

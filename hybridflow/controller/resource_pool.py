@@ -20,6 +20,9 @@ class ResourcePool:
     name: str
     devices: int
     device: str = "cpu"
+    resource: str | None = None
+    """A Ray resource that the nodes of its devices must have; see `config.placement.Pool`."""
+
     block: int = 1
     """Ranks 0 to block - 1, the next `block` ranks and so on share a node if the nodes allow it; divides `devices`."""
 

@@ -20,6 +20,8 @@ from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS, Rendezvous, 
 from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.controller.worker import Worker, WorkerContext, WorkerSpec
 from hybridflow.errors import BatchError
+from hybridflow.observability.activity import ACTIVITY
+from hybridflow.observability.performance import peak_memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +133,20 @@ class WorkerHost:
             stage = f"{role}.{method}"
             args = tuple(_received(value, stored, given, stage) for value in args)
             named = {name: _received(value, stored, given, stage) for name, value in (kwargs or {}).items()}
-            answer = getattr(self.workers[worker], method)(*args, **named)
+            hosted = self.workers[worker]
+            with ACTIVITY.calling(stage, is_watched=_is_own(type(hosted), method)):
+                answer = getattr(hosted, method)(*args, **named)
             small, packets = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
             raise call_failed(error, role=role, rank=self.rank, node=self.node, method=method) from error
-        measured = [small, began, time.perf_counter() - started, *_sizes(given, packets)]
+        seconds = time.perf_counter() - started
+        measured = [small, began, seconds, *_sizes(given, packets), peak_memory_bytes(self.device)]
         return (measured, *packets) if form.objects > 1 else measured
+
+
+def _is_own(kind: type[Worker], method: str) -> bool:
+    """Whether a method is this package's; others may wait for anything."""
+    return getattr(kind, method, kind).__module__.startswith("hybridflow.")
 
 
 def _received(value: object, stored: tuple[object, ...], given: list[Batch], stage: str) -> object:

@@ -2,119 +2,40 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 from hybridflow.batch import Batch
-from hybridflow.config.loop import Trainer
-from hybridflow.controller.backends.interface import Abandons
 from hybridflow.controller.futures import wait
-from hybridflow.dataflows.evaluation import Decode, Evaluate
-from hybridflow.dataflows.interface import Dataflow, Stream
-from hybridflow.dataflows.roles import Policy, Trainable
+from hybridflow.dataflows.checkpointing import Checkpointing
+from hybridflow.dataflows.run import Outcome, Run, Snapshot, Stopped
 from hybridflow.dataflows.stages import stage_name
+from hybridflow.dataflows.step import failing_in, size_of
 from hybridflow.dataflows.training_samples import TrainingSamples
-from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
-from hybridflow.elastic.claim import check_in_place, is_in_place
+from hybridflow.elastic.checkpoint import Checkpoint
+from hybridflow.elastic.claim import check_in_place, is_in_place, let_go
 from hybridflow.elastic.faults import fault_point
-from hybridflow.elastic.stopping import Abandoned, Stop
-from hybridflow.errors import Advice, HybridflowError, RewardError, explained
+from hybridflow.elastic.stopping import Abandoned
+from hybridflow.elastic.survival import Survival
+from hybridflow.errors import (
+    NumericError,
+    WorkerDied,
+    WorkerError,
+    WorkerHangs,
+)
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, measured, plain
-from hybridflow.observability.performance import StageTimers, call_metrics, memory_metrics, throughput
-from hybridflow.observability.trace import STEP, CallTrace
-from hybridflow.observability.trackers.interface import Tracker
-from hybridflow.parallel.file_records import FileRecord, all_files
+from hybridflow.observability.performance import call_metrics, memory_metrics, throughput
+from hybridflow.observability.trace import STEP
 
 logger = logging.getLogger(__name__)
 
 
 PROMPTS = "prompts"
 """The stream that yields the batches of the steps."""
-
-
-AfterStep = Callable[[int, dict[str, float]], bool]
-"""Called with a step and its metrics, including those of its evaluation; returns whether the run ends after it."""
-
-
-class Loader(Stream, Protocol):
-    """A stream of batches whose position can be saved and restored."""
-
-    @property
-    def epoch(self) -> int:
-        """The pass over the data, from 0, in which the next batch begins."""
-        ...
-
-    def state(self) -> dict[str, int]:
-        """The position."""
-        ...
-
-    def restore(self, state: dict[str, int]) -> None:
-        """Restores a position."""
-        ...
-
-
-@dataclass(frozen=True)
-class Run:
-    """The objects that the loop works with.
-
-    `trace` has the calls that have ended, `calls` those in flight; `stop` decides when the run ends; `report` writes
-    the report page.
-    """
-
-    trainer: Trainer
-    dataflow: Dataflow
-    streams: Mapping[str, Loader]
-    """The loaders; `prompts` yields the batches of the steps."""
-
-    evaluations: Sequence[Evaluate]
-    tracker: Tracker
-    timers: StageTimers
-    checkpoints: CheckpointStore
-    learners: Mapping[str, Trainable]
-    policies: Sequence[Policy]
-    decode: Decode
-    trace: CallTrace
-    num_devices: int
-    config: Mapping[str, object]
-    calls: Abandons
-    inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Fingerprints of the files that the run reads, by source and file."""
-    stop: Stop = field(default_factory=Stop)
-    report: Callable[[], None] = lambda: None
-    begun: Callable[[], None] = lambda: None
-    """Called once all roles have their weights, before the first evaluation or step."""
-    after_step: AfterStep = lambda step, metrics: False
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """How a run was stopped before its last step."""
-
-    by: str
-    saved_step: int
-    """The step of the last checkpoint; 0 for none."""
-
-    abandoned: str = ""
-    """A description of the step or evaluation that was abandoned."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a run ended: its steps, the last evaluation and checkpoint, and the first and last evaluated steps."""
-
-    steps: int
-    evaluation: dict[str, float]
-    checkpoint: Path | None
-    stopped: Stopped | None = None
-    evaluated: tuple[int, int] = (0, 0)
-    warnings: Sequence[Advice] = ()
-    """Signs in the latest steps that nothing is being learned."""
 
 
 class Loop:
@@ -127,46 +48,46 @@ class Loop:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._step = 0
-        self._checkpoint: Path | None = None
-        self._checkpoint_step = 0
+        self.saved = Checkpointing(run)
         self._evaluation: dict[str, float] = {}
         self._unlogged: dict[str, float] | None = None
-        self._position: dict[str, object] = {}
+        self._position = self._where_data_is()
+        self._snapshot: Snapshot | None = None
+        self._left_out: list[int] = []
+        """Steps whose first batch is left out because of a fault; a step may be there more than once."""
         self._step_seconds: float | None = None
         self._evaluation_seconds: float | None = None
         self._abandoned = ""
         self._evaluated = (0, 0)
-        self._is_ended = False
+        self._has_begun = self._is_ended = False
         self._diagnosis = Diagnosis()
         self._samples = TrainingSamples(run.trainer, run.dataflow, run.tracker, run.decode)
         self.first_evaluation: dict[str, float] = {}
+        self._start = self._state()
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restores roles, loaders and dataflow from a checkpoint."""
-        state = checkpoint.driver_state()
         wait(*(role.load(checkpoint.path) for role in self._run.learners.values()))
-        for name, loader in self._run.streams.items():
-            loader.restore(state["streams"][name])
-        self._run.dataflow.restore(state["dataflow"])
-        self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
-        first, last_evaluated = state.get("evaluated", (0, checkpoint.step))
-        self._evaluated = (first, last_evaluated)
-        self._step, self._checkpoint = checkpoint.step, checkpoint.path
-        self._checkpoint_step, self._unlogged = checkpoint.step, state.get("unlogged")
-        self._publish()
+        let_go(checkpoint.path)
+        self.saved.path, self.saved.step = checkpoint.path, checkpoint.step
+        self._go_to(checkpoint.step, checkpoint.driver_state())
         logger.info("resumed checkpoint=%s step=%d", checkpoint.path, checkpoint.step)
 
     def run(self) -> Outcome:
         """Trains to the end, or until the run is stopped; logs every step, and evaluates and saves the last one."""
         with self.may_be_abandoned():
-            self._train()
+            self._surviving(self.begin)
+            while not self.is_over:
+                self._surviving(self._take_step)
+                self._surviving(self._end_step)
+                self._check_learning()
         return self.outcome
 
     @property
     def outcome(self) -> Outcome:
         """How the run has ended, or would if it ended now."""
         stopped, warnings = self._how_it_stopped(), self._diagnosis.standing()
-        return Outcome(self._step, self._evaluation, self._checkpoint, stopped, self._evaluated, warnings)
+        return Outcome(self._step, self._evaluation, self.saved.path, stopped, self._evaluated, warnings)
 
     @contextmanager
     def may_be_abandoned(self) -> Iterator[None]:
@@ -176,12 +97,15 @@ class Loop:
         """
         try:
             yield
+            self.saved.finish()
         except Abandoned:
             is_evaluating = self._unlogged is not None
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
             if self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
                 self.save()
+            self.saved.finish()
         except BaseException as error:
+            self.saved.end(error)
             if is_in_place(self._run.checkpoints.run_dir):
                 self.log_step()
                 if isinstance(error, Exception):
@@ -194,7 +118,9 @@ class Loop:
         if self._step == 0:
             self._publish()
             self._unlogged = {}
-        self._run.begun()
+        if not self._has_begun:
+            self._has_begun = True
+            self._run.begun()
         if self._unlogged is not None:
             if self._run.trainer.eval_every:
                 self.evaluate()
@@ -214,46 +140,118 @@ class Loop:
     @property
     def unsaved_steps(self) -> int:
         """The number of steps since the last checkpoint."""
-        return self._step - self._checkpoint_step
+        return self._step - self.saved.step
 
     @property
     def row(self) -> Mapping[str, float] | None:
         """The metrics of the last step that `log_step` will log; None if it has logged them."""
         return self._unlogged
 
-    def _train(self) -> None:
+    def _take_step(self) -> None:
+        dataflow = self._run.dataflow
+        with self.stepping() as prompts:
+            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
+        self.record(metrics)
+
+    def _end_step(self) -> None:
+        """Evaluates, logs and saves the last step, as far as that is due and has not been done."""
         run, stop = self._run, self._run.stop
-        self.begin()
-        while not self.is_over:
-            with self.stepping() as prompts:
-                metrics = measured(run.dataflow.step(prompts), owner=f"{type(run.dataflow).__name__}.step")
-            self.record(metrics)
-            is_last = self._step == run.trainer.total_steps
-            is_evaluated = bool(run.evaluations) and _is_due(run.trainer.eval_every, self._step, is_last=is_last)
-            if not (is_evaluated and stop.signal):
-                if is_evaluated:
+        is_last = self._step == run.trainer.total_steps or self._is_ended
+        is_evaluated = bool(run.evaluations) and _is_due(run.trainer.eval_every, self._step, is_last=is_last)
+        if self._unlogged is not None and not (is_evaluated and stop.signal):
+            if is_evaluated:
+                self.evaluate()
+            if run.after_step(self._step, dict(self._unlogged)) and not is_last:
+                is_last = self._is_ended = True
+                if not is_evaluated and run.trainer.eval_every:
                     self.evaluate()
-                if run.after_step(self._step, dict(self._unlogged or {})) and not is_last:
-                    is_last = self._is_ended = True
-                    if not is_evaluated and run.trainer.eval_every:
-                        self.evaluate()
-                self.log_step()
-            fault_point("step_done")
-            is_asked = stop.signal is not None and run.trainer.save_every > 0
-            if is_asked or _is_due(run.trainer.save_every, self._step, is_last=is_last):
-                self.save()
+            self.log_step()
+        fault_point("step_done")
+        is_asked = stop.signal is not None and run.trainer.save_every > 0
+        if is_asked or self.saved.is_owed or _is_due(run.trainer.save_every, self._step, is_last=is_last):
+            self.save()
+        if is_last or is_asked:
+            self.saved.finish()
+        else:
+            self._keep_snapshot()
+
+    def _check_learning(self) -> None:
+        """Saves and raises `NumericError` if nothing has been learned for `trainer.no_learning_steps`."""
+        steps, saves = self._run.trainer.no_learning_steps, self._run.trainer.save_every > 0
+        if steps is None or (advice := self._diagnosis.no_learning(steps)) is None or self.is_over:
+            return
+        if saves:
+            self.save()
+            self.saved.finish()
+        raise NumericError(
+            f"{advice.message} The run ends here (trainer.no_learning_steps={steps}).", remedy=advice.remedy
+        )
+
+    def _surviving(self, act: Callable[[], None]) -> None:
+        """Does a part of a step again after each fault, unless the run then continues from an earlier step."""
+        while True:
+            step = self._step
+            try:
+                return act()
+            except Exception as error:  # noqa: BLE001 (the policy of its kind decides; if none does, it is raised)
+                self._recover(error, at=step if act == self._take_step else step - 1)
+            if self._step != step:
+                return None
+
+    def _recover(self, error: Exception, *, at: int) -> None:
+        """Replaces lost processes, and returns to the beginning of the step or, if that is lost, to a checkpoint.
+
+        If the policy says so, the batch of step `at` is left out from now on.
+        """
+        survival = self._run.survival
+        if survival is None or not survival.can_survive(error, step=self._step):
+            raise error
+        if survival.leaves_out_batch:
+            if at in self._left_out:  # the copy in memory may be damaged
+                self._snapshot = None
+            self._left_out.append(at)
+            logger.warning("the batch of step %d is left out", at + 1)
+        try:
+            self._restore(survival)
+        except Exception as further:  # noqa: BLE001 (as above)
+            self._recover(further, at=at)
+
+    def _restore(self, survival: Survival) -> None:
+        run, kept = self._run, self._snapshot
+        has_copy = kept is not None or self.saved.has_begun
+        is_kept = survival.replace(has_copy=has_copy)
+        if not is_kept:
+            self.saved.end(None)
+        if is_kept:
+            self._go_to(self._step, self._state())
+        elif kept is not None and kept.step >= self.saved.step and self._is_restored(kept):
+            self._go_to(kept.step, kept.state)
+        elif self.saved.path is not None:
+            self.resume(run.checkpoints.open(self.saved.path))
+        else:
+            if has_copy:  # it is lost, so all trained models start from scratch
+                survival.replace(has_copy=False)
+            self._go_to(0, self._start)
+        if not is_kept:
+            run.tracker.rewind(self._step, is_unlogged=self._unlogged is not None)
+        run.dataflow.last_batch = None
+        run.timers.reset()
+        survival.continued(step=self._step)
 
     @contextmanager
     def stepping(self) -> Iterator[Batch]:
         """Yields the next batch to a block that trains on it, and counts the step when the block has ended."""
         run, dataflow = self._run, self._run.dataflow
+        self.saved.look()
         self._position = self._where_data_is()
         run.calls.mark()
         started = time.perf_counter()
         dataflow.iteration = self._step
         epoch = run.streams[PROMPTS].epoch
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
-        with run.timers.stage("step"), abandonable, _in(f"training step {self._step + 1}"):
+        with run.timers.stage("step"), abandonable, failing_in(f"training step {self._step + 1}"):
+            for _ in range(self._left_out.count(self._step)):
+                run.streams[PROMPTS].next()
             prompts = run.streams[PROMPTS].next()
             yield prompts
         self._step += 1
@@ -265,10 +263,10 @@ class Loop:
             run.timers.add(stage_name(role, method), total.seconds)
         metrics = {"training/global_step": last(self._step), "training/epoch": last(epoch)}
         metrics |= call_metrics(section)
-        tokens, samples = _size(dataflow, prompts)
+        tokens, samples = size_of(dataflow, prompts)
         metrics |= throughput(tokens, time.perf_counter() - started, samples, devices=run.num_devices)
         self._samples.end_step(self._step)
-        self._unlogged = plain(metrics | run.timers.metrics() | memory_metrics())
+        self._unlogged = plain(metrics | run.timers.metrics() | memory_metrics() | self.saved.metrics())
         run.timers.reset()
 
     def record(self, metrics: Metrics) -> None:
@@ -282,7 +280,7 @@ class Loop:
             return {}
         run.calls.mark()
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._evaluation_seconds)
-        with run.timers.stage("testing"), abandonable, _in(f"the evaluation of step {step}"):
+        with run.timers.stage("testing"), abandonable, failing_in(f"the evaluation of step {step}"):
             found = [evaluate() for evaluate in run.evaluations]
         self._evaluation_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
@@ -290,6 +288,7 @@ class Loop:
         self._samples.log(step, [sample for _, samples in found for sample in samples])
         self._evaluated = (self._evaluated[0] if self.first_evaluation else step, step)
         self._evaluation = {name: value for metrics, _ in found for name, value in plain(metrics).items()}
+        run.checkpoints.keep.check(self._evaluation)
         self.first_evaluation = self.first_evaluation or self._evaluation
         values = " ".join(f"{name}={value:.6g}" for name, value in self._evaluation.items())
         log_to_file(logging.INFO, f"evaluation step={step} seconds={self._evaluation_seconds:.1f} {values}")
@@ -315,44 +314,78 @@ class Loop:
             run.report()
 
     def save(self) -> None:
-        """Saves a checkpoint unless the step has one, or no step has finished."""
+        """Begins a checkpoint unless the step has one, or no step has finished; see `Checkpointing.begin`."""
         run = self._run
-        if self._step in (0, self._checkpoint_step):
+        if self._step in (0, self.saved.begun_step):
             return
-        state = {
-            "config": dict(run.config),
-            "inputs": {source: dict(files) for source, files in run.inputs.items()},
-            **self._position,
-            "evaluation": self._evaluation,
-            "first_evaluation": self.first_evaluation,
-            "evaluated": list(self._evaluated),
-            "unlogged": self._unlogged,
-        }
+        inputs = {source: dict(files) for source, files in run.inputs.items()}
+        state = {"config": dict(run.config), "inputs": inputs, **self._state()}
         check_in_place(run.checkpoints.run_dir)
+        run.calls.mark()
         started = time.perf_counter()
         with run.timers.stage("save_checkpoint"):
-            self._checkpoint = run.checkpoints.save(self._step, self._save_roles, driver_state=state)
-        run.stop.save_seconds = time.perf_counter() - started
-        self._checkpoint_step = self._step
-        log_to_file(logging.INFO, f"saved checkpoint={self._checkpoint} seconds={run.stop.save_seconds:.1f}")
-        run.trace.record("checkpoint", self._step, started, run.stop.save_seconds)
+            self.saved.begin(self._step, state)
+        run.trace.record("checkpoint", self._step, started, time.perf_counter() - started)
 
     def _where_data_is(self) -> dict[str, object]:
         """A copy of the driver's state between two steps."""
         streams = {name: loader.state() for name, loader in self._run.streams.items()}
         return deepcopy({"streams": streams, "dataflow": self._run.dataflow.state()})
 
+    def _is_restored(self, kept: Snapshot) -> bool:
+        """Restores a snapshot; false if it is lost, with the node of a rank."""
+        self._snapshot = None
+        try:
+            wait(*(role.roll_back(kept.roles[name]) for name, role in self._run.learners.items()))
+        except (WorkerDied, WorkerHangs):
+            raise
+        except WorkerError as error:
+            logger.warning("the copy of the trained state after step %d is lost: %s", kept.step, error.message)
+            return False
+        self._snapshot = kept
+        return True
+
+    def _keep_snapshot(self) -> None:
+        """Copies the trained state into memory, if that is due and no checkpoint has another copy of it."""
+        run, survival = self._run, self._run.survival
+        if survival is None or self.saved.is_writing or not survival.is_snapshot_due:
+            return
+        started = time.perf_counter()
+        with run.timers.stage("snapshot"):
+            roles = {name: role.snapshot().result() for name, role in run.learners.items()}
+        self._snapshot = Snapshot(self._step, deepcopy(self._state()), roles)
+        survival.snapshot_taken(time.perf_counter() - started)
+        run.trace.skip()
+
+    def _state(self) -> dict[str, Any]:
+        """The driver's state after this step, which is restored with that of the roles."""
+        return {
+            **self._position,
+            "evaluation": self._evaluation,
+            "first_evaluation": self.first_evaluation,
+            "evaluated": list(self._evaluated),
+            "unlogged": self._unlogged,
+            "left_out": list(self._left_out),
+        }
+
+    def _go_to(self, step: int, state: Mapping[str, Any]) -> None:
+        """Continues after a step at which `_state` returned `state`, once the roles have been restored."""
+        for name, loader in self._run.streams.items():
+            loader.restore(state["streams"][name])
+        self._run.dataflow.restore(state["dataflow"])
+        self._step, self._position = step, self._where_data_is()
+        self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
+        first, last_evaluated = state.get("evaluated", (0, step))
+        self._evaluated = (first, last_evaluated)
+        self._unlogged = state.get("unlogged")
+        self._left_out = max(self._left_out, state.get("left_out", []), key=len)
+        self._publish()
+
     def _how_it_stopped(self) -> Stopped | None:
         asked, trainer = self._run.stop.signal, self._run.trainer
         if asked is None or (self._step == trainer.total_steps and self._unlogged is None):
             return None
-        return Stopped(asked.name, self._checkpoint_step, self._abandoned)
-
-    def _save_roles(self, directory: Path) -> dict[str, dict[str, FileRecord]]:
-        """The files that each role wrote."""
-        saving = {name: role.save(directory) for name, role in self._run.learners.items()}
-        wait(*saving.values())
-        return {name: all_files(written.result()) for name, written in saving.items()}
+        return Stopped(asked.name, self.saved.step, self._abandoned)
 
     def _publish(self) -> None:
         """Gives the rollout the actor's weights, with the step as their version."""
@@ -360,27 +393,5 @@ class Loop:
         self._run.trace.skip()
 
 
-@contextmanager
-def _in(what: str) -> Iterator[None]:
-    """Prefixes a reward's error with where it failed: functions are called in training and in evaluations."""
-    try:
-        yield
-    except HybridflowError as error:
-        if isinstance(cause := explained(error), RewardError):
-            cause.message = f"In {what}: {cause.message}"
-        raise
-
-
 def _is_due(every: int, step: int, *, is_last: bool) -> bool:
     return every > 0 and (step % every == 0 or is_last)
-
-
-def _size(dataflow: Dataflow, prompts: Batch) -> tuple[int, int]:
-    """Tokens and sequences of a step; KTO's mismatched responses are not counted."""
-    batch = dataflow.last_batch
-    if batch is None:
-        learned = ("prompt_ids", "response_ids", "chosen_ids", "rejected_ids")
-        tokens = {name: len(prompts.tokens(name).values) for name in learned if name in prompts}
-        texts = 2 if "chosen_ids" in tokens else 1  # a pair is two texts with one prompt
-        return sum(tokens.values()) + (texts - 1) * tokens.get("prompt_ids", 0), texts * len(prompts)
-    return int(batch.lengths.sum()), len(batch)

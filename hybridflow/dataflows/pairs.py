@@ -22,7 +22,7 @@ def two_rows(source: Batch, first: Ragged, second: Ragged, rows: Mapping[str, Te
     """Two rows per row of the source, one for each of its responses, and the given row columns [2 B].
 
     Columns: `prompt_ids`, `response_ids`, `response_mask`, `uid`, and `ref_sums` [2 B] if the source has them [B, 2].
-    The metadata keeps the two rows in one micro-batch; as they share a `uid`, they stay on one rank too.
+    The metadata keeps the two rows in one microbatch; as they share a `uid`, they stay on one rank too.
     """
     known = {"ref_sums": source.row("ref_sums").flatten()} if "ref_sums" in source else {}
     both = Ragged.concat([first, second])

@@ -1,6 +1,5 @@
 """The types of roles: the methods that a dataflow may call. Calls return immediately, with a handle or a future."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -8,7 +7,6 @@ from hybridflow.batch import Batch
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
 from hybridflow.observability.metrics import Metrics
-from hybridflow.parallel.file_records import WrittenFiles
 
 
 class Sampler(Protocol):
@@ -38,12 +36,29 @@ class FrozenModel(Protocol):
 class Trainable(Protocol):
     """A trained role: it can be saved and loaded."""
 
-    def save(self, directory: Path) -> Future[WrittenFiles | Sequence[WrittenFiles]]:
-        """Writes the role's part of a checkpoint; each rank returns the files that it hashed."""
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def save(self, directory: Path, in_background: bool) -> Future[None]:
+        """Writes the role's part of a checkpoint; in the background, only copies it and begins."""
+        ...
+
+    def saved(self, wait: bool) -> Future[None]:
+        """Raises the error with which the last `save` has failed, if it has. May wait for its end."""
         ...
 
     def load(self, directory: Path) -> Future[None]:
         """Reads what `save` wrote."""
+        ...
+
+    def snapshot(self) -> BatchRef:
+        """A copy of what `save` writes, in the memory of the ranks' nodes: one row per rank."""
+        ...
+
+    def roll_back(self, kept: BatchRef) -> Future[None]:
+        """Restores a snapshot of the same ranks."""
         ...
 
 

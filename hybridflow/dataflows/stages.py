@@ -18,6 +18,7 @@ _STAGE_OF_METHOD = {
     "publish_weights": "update_weights",
     "reference_logprobs": "ref",
     "save": "save_checkpoint",
+    "saved": "save_checkpoint",
 }
 
 _HELD_OUT = {"rewards/accuracies": "acc", "train/loss": "loss", "rewards/margins": "margin"}

@@ -10,6 +10,7 @@ from hybridflow.config.derived import engine_on
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, DEFAULT_SEQUENCES_ON_GPUS, RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.vllm_limits import check_limits
+from hybridflow.errors import MissingExtraError
 from hybridflow.models.names.layouts import WeightDivision
 from hybridflow.optional import check_installed
 
@@ -35,6 +36,15 @@ class EngineTraits:
         """Raises `MissingExtraError` if its package is not installed; imports nothing."""
         if self.package is not None:
             check_installed(self.package, extras=self.extras)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its package is installed."""
+        try:
+            self.check_installed()
+        except MissingExtraError:
+            return False
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)

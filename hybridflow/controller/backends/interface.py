@@ -1,6 +1,6 @@
 """The interface of backends: where worker processes live, and how calls reach them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -76,9 +76,13 @@ class BackendOptions:
 
     nodes: int = 1
     device: str = "cpu"
+    cpu_devices: int = 0
+    """Devices of pools of CPUs, in addition to `devices`."""
+
     threads: int | None = None
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
-    hang_timeout_seconds: float = 45.0
+    hang_timeout_seconds: float = 20.0
+    call_timeout_seconds: float = 7200.0
     while_waiting: Callable[[], None] = lambda: None
     """Called about twice per second while the driver waits for workers in other processes; may raise."""
 
@@ -102,7 +106,30 @@ class Abandons(Protocol):
         ...
 
 
-class Backend(Abandons, Protocol):
+@dataclass(frozen=True)
+class Broken:
+    """The state of the processes after a fault."""
+
+    pools: frozenset[str]
+    """The pools with processes that have ended, hang, or did not leave their calls."""
+
+    is_unchanged: bool
+    """Whether the processes of all other pools hold what they held at `mark`."""
+
+
+class Respawns(Protocol):
+    """Replaces processes that have ended or hang, or whose state is lost."""
+
+    def broken(self, seconds: float) -> Broken:
+        """Drops all running calls, and waits at most `seconds` until the remaining processes have left theirs."""
+        ...
+
+    def respawn(self, pools: Collection[str]) -> None:
+        """Replaces all processes of some pools; their workers are constructed again, behind the same handles."""
+        ...
+
+
+class Backend(Abandons, Respawns, Protocol):
     """Runs workers. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
     call_log: CallLog

@@ -2,9 +2,9 @@
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from hybridflow.controller.backends.interface import Arguments, Handle, Pending, Stored
+from hybridflow.controller.backends.interface import Arguments, Broken, Handle, Pending, Stored
 from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.failures import CallFailed
 from hybridflow.controller.resource_pool import ResourcePool
@@ -20,16 +20,14 @@ class LocalBackend:
         self.call_log = CallLog()
         self._threads = threads
         self._hosts: dict[ResourcePool, list[WorkerHost]] = {}
+        self._specs: dict[ResourcePool, list[WorkerSpec]] = {}
         self._marked = 0
 
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """Constructs one worker per device."""
         hosts = self._hosts.setdefault(pool, [self._host(pool, rank) for rank in range(pool.devices)])
-        for host in hosts:
-            try:
-                host.build(spec, None)
-            except CallFailed as failed:
-                raise _from_frame(failed) from failed.__cause__
+        self._specs.setdefault(pool, []).append(spec)
+        self._build(hosts, spec)
         return [Handle(spec.role, spec.role, rank, pool, host) for rank, host in enumerate(hosts)]
 
     def call(
@@ -77,6 +75,20 @@ class LocalBackend:
         """Whether nothing has changed since `mark`; an exception has already ended the running call."""
         return not self.is_changing()
 
+    def broken(self, seconds: float) -> Broken:
+        """No pool is: all workers are in this process."""
+        self.call_log.drop()
+        return Broken(frozenset(), is_unchanged=not self.is_changing())
+
+    def respawn(self, pools: Collection[str]) -> None:
+        """Constructs the workers of some pools again."""
+        for pool, hosts in self._hosts.items():
+            if pool.name in pools:
+                for host in hosts:
+                    host.close()
+                for spec in self._specs[pool]:
+                    self._build(hosts, spec)
+
     def kill(self, handles: Sequence[Handle]) -> None:
         """Closes and forgets the pools of these workers."""
         for handle in handles:
@@ -87,7 +99,15 @@ class LocalBackend:
         for pool in list(self._hosts):
             self._close(pool)
 
+    def _build(self, hosts: Sequence[WorkerHost], spec: WorkerSpec) -> None:
+        for host in hosts:
+            try:
+                host.build(spec, None)
+            except CallFailed as failed:
+                raise _from_frame(failed) from failed.__cause__
+
     def _close(self, pool: ResourcePool) -> None:
+        self._specs.pop(pool, None)
         for host in self._hosts.pop(pool, []):
             host.close()
 

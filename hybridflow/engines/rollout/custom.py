@@ -23,6 +23,7 @@ from hybridflow.errors import ConfigError, EngineError
 from hybridflow.models.loading import load_causal_lm, torch_dtype
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
+from hybridflow.observability.activity import ACTIVITY, FOREVER
 from hybridflow.parallel.groups import Ranks
 
 _METHODS = ("generate", "weight_slots", "weights_changing", "weights_changed", "sleep", "wake")
@@ -122,7 +123,8 @@ class CustomEngine(RolloutShell):
     ) -> tuple[Ragged, Ragged, Tensor]:
         """Raises `EngineError` for responses that cannot be trained on."""
         rows = [row.tolist() for row in prompts.rows()]
-        found = self.respond(rows, sampling, max_response_tokens=max_response_tokens, seeds=keys.tolist())
+        with ACTIVITY.waiting(FOREVER):
+            found = self.respond(rows, sampling, max_response_tokens=max_response_tokens, seeds=keys.tolist())
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise self._error(
                 f"an object of type {type(found).__name__}", "Return a list with one Response per prompt."

@@ -11,7 +11,7 @@ from hybridflow.batch.wire import Meta
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
 from hybridflow.engines.rollout.sampling import row_keys
-from hybridflow.errors import BatchError, EngineError, StaleWeightsError
+from hybridflow.errors import BatchError, EngineError, NumericError, StaleWeightsError
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 
@@ -116,12 +116,12 @@ def response_batch(ids: Ragged, logprobs: Ragged, truncated: Tensor, *, version:
     `response_ids` [B, (R)], including the token that ended it (an end of sequence, one of `stop_token_ids`, or the one
     that completed a stop string); `response_mask` of ones; `rollout_logprobs`; `weight_version` [B]; `truncated` [B]
     (the length limit was reached before any of these). Metadata: the temperature of the log-probabilities, and
-    `is_restricted` if top_p or top_k renormalized them. Raises `EngineError` if a log-probability is not finite,
+    `is_restricted` if top_p or top_k renormalized them. Raises `NumericError` if a log-probability is not finite,
     because the model's logits are then not finite either.
     """
     if not bool(logprobs.values.isfinite().all()):
         num_bad = sum(not bool(row.isfinite().all()) for row in logprobs.rows())
-        raise EngineError(
+        raise NumericError(
             f"The model's logits are NaN or infinite in {num_bad} of {len(logprobs)} responses"
             f" (weights of step {version}).",
             remedy="If the weights diverged in training, lower actor.optimizer.learning_rate and resume from an earlier"

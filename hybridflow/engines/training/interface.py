@@ -24,11 +24,11 @@ class Loss:
 
 @dataclass(frozen=True)
 class LossFn:
-    """A loss of micro-batches, and the model outputs that it reads; an engine computes only those.
+    """A loss of microbatches, and the model outputs that it reads; an engine computes only those.
 
         loss_fn = LossFn(("logprobs",), lambda outputs, columns: Loss(-outputs["logprobs"].sum(), {}))
 
-    It is called with the outputs by name, right-padded [B, R], and the micro-batch's columns (token columns
+    It is called with the outputs by name, right-padded [B, R], and the microbatch's columns (token columns
     right-padded [B, R], row columns [B]).
     """
 
@@ -36,7 +36,7 @@ class LossFn:
     function: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Loss]
 
     def __call__(self, outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
-        """The loss of a micro-batch."""
+        """The loss of a microbatch."""
         return self.function(outputs, columns)
 
 
@@ -47,7 +47,56 @@ class Part(Enum):
     optimizer = "optimizer"
 
 
-class TrainEngine(Protocol):
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of everything that one rank would save, in host memory."""
+
+    data: Tensor
+    """[bytes] weights, and the optimizer's state."""
+
+    steps: int
+    """Optimizer steps taken."""
+
+    has_moments: bool
+    """Whether the optimizer has been used."""
+
+
+class RollsBack(Protocol):
+    """State that can be copied to host memory and restored from there."""
+
+    def snapshot(self) -> Snapshot:
+        """A copy of everything that this rank would save."""
+        ...
+
+    def roll_back(self, kept: Snapshot) -> None:
+        """Restores a snapshot of the same rank in the same layout, in place."""
+        ...
+
+
+class Saves(Protocol):
+    """State that all ranks write to and read from a checkpoint together."""
+
+    def save(self, directory: Path) -> None:
+        """Writes a Hugging Face directory and the optimizer's state; every rank writes its own shards.
+
+        With LoRA, writes only the adapter, in peft's format. Raises `EngineError` on all ranks, and writes nothing, if
+        a weight of any rank is NaN or infinite.
+        """
+        ...
+
+    def save_later(self, directory: Path) -> Callable[[], None]:
+        """Copies what `save` writes to host memory; the returned function writes this rank's part, in any thread.
+
+        Writes at once if the host lacks memory for the copies, and the weights of a model without known names.
+        """
+        ...
+
+    def load(self, directory: Path) -> None:
+        """Reads a checkpoint of any engine in any layout, in place, so that bound parameters stay bound."""
+        ...
+
+
+class TrainEngine(RollsBack, Saves, Protocol):
     """A model and its optimizer, sharded over the ranks of `mesh`; every method is called on all ranks together.
 
     Only ranks that differ in `data` get different rows: the same number of optimizer steps, but not necessarily of
@@ -67,7 +116,7 @@ class TrainEngine(Protocol):
         ...
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """One optimizer step with the summed losses of the micro-batches; returns metrics of this rank's rows."""
+        """One optimizer step with the summed losses of the microbatches; returns metrics of this rank's rows."""
         ...
 
     def weight_shards(self) -> Iterator[WeightShard]:
@@ -84,18 +133,6 @@ class TrainEngine(Protocol):
 
         A parameter with several weights is bound only if their slots have the same memory layout.
         """
-        ...
-
-    def save(self, directory: Path) -> None:
-        """Writes a Hugging Face directory and the optimizer's state; every rank writes its own shards.
-
-        With LoRA, writes only the adapter, in peft's format. Raises `EngineError` on all ranks, and writes nothing, if
-        a weight of any rank is NaN or infinite.
-        """
-        ...
-
-    def load(self, directory: Path) -> None:
-        """Reads a checkpoint of any engine in any layout, in place, so that bound parameters stay bound."""
         ...
 
     def offload(self, *parts: Part) -> None:

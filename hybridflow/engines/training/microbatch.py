@@ -1,4 +1,4 @@
-"""Micro-batches as models read them: packed sequences, without padding."""
+"""Microbatches as models read them: packed sequences, without padding."""
 
 from dataclasses import dataclass, replace
 
@@ -19,7 +19,7 @@ class MicroBatch:
     `input_ids` [N] are prompts and responses, each sequence without its last token, which predicts nothing; `packing`
     has their lengths. A dummy sequence at the end may fill up N. `predicts` [M] are the positions in [N] whose outputs
     predict the response tokens (`targets`), and `places` [M] the flat positions of these tokens in `shape` [B, R]. A
-    micro-batch that does not count keeps ranks in step: its loss is multiplied by 0.
+    microbatch that does not count keeps ranks in step: its loss is multiplied by 0.
     """
 
     rows: Tensor
@@ -41,10 +41,10 @@ class MicroBatch:
 def make_microbatches(
     batch: Batch, *, budget_tokens: int, device: torch.device, multiple_of: int = 1, at_least: int = 0
 ) -> list[MicroBatch]:
-    """The batch's rows as micro-batches of at most `budget_tokens` tokens; a longer row is a micro-batch of its own.
+    """The batch's rows as microbatches of at most `budget_tokens` tokens; a longer row is a microbatch of its own.
 
-    Rows that belong together according to the batch (the two of a pair) are in one micro-batch, in order. A dummy
-    sequence fills each micro-batch up to a multiple of `multiple_of` tokens. Micro-batches of dummies, which do not
+    Rows that belong together according to the batch (the two of a pair) are in one microbatch, in order. A dummy
+    sequence fills each microbatch up to a multiple of `multiple_of` tokens. Microbatches of dummies, which do not
     count, are appended until there are `at_least` as many.
     """
     batch.require(("prompt_ids", "response_ids"), stage="training engine")
@@ -60,7 +60,7 @@ def make_microbatches(
 
 
 def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """The micro-batch's rows of each column: response token columns right-padded with 0, row columns unchanged."""
+    """The microbatch's rows of each column: response token columns right-padded with 0, row columns unchanged."""
     part = batch.select(micro.rows)
     width = micro.shape[1]
     columns = {name: column.to(device) for name, column in part.row_columns.items()}
@@ -95,7 +95,7 @@ def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, multiple_of: int, d
 
 
 def _idle(multiple_of: int, device: torch.device) -> MicroBatch:
-    """A micro-batch of dummy tokens, which does not count."""
+    """A microbatch of dummy tokens, which does not count."""
     one = Ragged.from_rows([[0]], torch.int64)
     micro = _micro(torch.zeros(1, dtype=torch.int64), one, one, multiple_of, device)
     return replace(micro, rows=micro.rows[:0], counts=False)

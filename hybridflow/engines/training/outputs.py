@@ -18,7 +18,7 @@ CHUNK_ELEMENTS_ACCELERATOR = 1 << 28
 backward pass. Large enough that the matrix products of the head run at full speed."""
 
 TokenModel = nn.Module
-"""Maps a micro-batch, names of outputs and a temperature to those outputs for its M response tokens."""
+"""Maps a microbatch, names of outputs and a temperature to those outputs for its M response tokens."""
 
 
 class LanguageOutputs(nn.Module):

@@ -17,7 +17,7 @@ from hybridflow.config.training import Training
 from hybridflow.engines.training.host_memory import HostPool, host_link
 from hybridflow.engines.training.outputs import LanguageOutputs, TokenModel, ValueOutputs
 from hybridflow.errors import EngineError
-from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, save_adapter
+from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, plan_adapter
 from hybridflow.models.adapters.lora import Adapter
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.heads import ValueModel, load_value_model, save_value_model
@@ -32,6 +32,7 @@ from hybridflow.models.loading import (
 )
 from hybridflow.models.names.rules import MODEL_TYPES
 from hybridflow.models.packed_attention import length_dependent_rotations, use_packed_attention
+from hybridflow.models.shard_files import PlannedDirectory
 from hybridflow.models.skeleton import causal_lm_skeleton, value_model_skeleton
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
@@ -113,12 +114,12 @@ class EngineSetup:
         """Adds the configured LoRA adapter to a model, in place, and freezes the base model."""
         return Adapter(model, self.training.lora) if self.training.lora.rank else None
 
-    def save_adapter(self, adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> None:
-        """Writes `directory/adapter` from the shards that all ranks hold of a model with an adapter."""
+    def plan_adapter(self, adapter: Adapter, shards: Iterable[WeightShard], directory: Path) -> PlannedDirectory:
+        """Plans `directory/adapter`, from the shards that all ranks hold of a model with an adapter."""
         path = str(self.model.path)
         is_local = path.startswith("builtin:") or user_path(path).exists()
         base_model = str(self.directory) if is_local else path
-        save_adapter(adapter, shards, directory / ADAPTER_DIRECTORY, self.ranks, base_model=base_model)
+        return plan_adapter(adapter, shards, directory / ADAPTER_DIRECTORY, self.ranks, base_model=base_model)
 
     def save(self, model: nn.Module, directory: Path) -> None:
         """Writes the model as a Hugging Face directory, with its tokenizer."""
@@ -159,14 +160,14 @@ def prepared(setup: EngineSetup, model: PreTrainedModel | ValueModel) -> TokenMo
         if not is_packed:
             logger.warning(
                 "model=%s packed=false: %s does not support packed sequences; rows are padded to the longest in each"
-                " micro-batch",
+                " microbatch",
                 setup.model.path,
                 type(backbone).__name__,
             )
         for kind in length_dependent_rotations(backbone):
             logger.warning(
                 "model=%s rope_type=%s: beyond the model's original context length, a token's probability depends on"
-                " the other sequences in its micro-batch",
+                " the other sequences in its microbatch",
                 setup.model.path,
                 kind,
             )

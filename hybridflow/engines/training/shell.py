@@ -2,39 +2,53 @@
 
 # pyright: reportPrivateImportUsage=false
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+import psutil
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
+from hybridflow.engines.training.guards import StepGuards
 from hybridflow.engines.training.host_memory import HostPool
-from hybridflow.engines.training.interface import Part
+from hybridflow.engines.training.interface import Part, Snapshot
+from hybridflow.engines.training.kept_state import packed, unpack
 from hybridflow.engines.training.microbatch import MicroBatch, make_microbatches
 from hybridflow.engines.training.optimizer import learning_rate
 from hybridflow.engines.training.setup import EngineSetup
 from hybridflow.engines.training.state_files import (
+    FIRST_MOMENT,
     SteppedTensor,
+    add_moments,
     load_optimizer,
     load_weights,
-    save_optimizer,
-    save_weights,
+    plan_state,
+    plan_weights,
+    set_steps,
+    state_shards,
 )
-from hybridflow.errors import EngineError
+from hybridflow.errors import NumericError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
 from hybridflow.models.adapters.lora import Adapter
+from hybridflow.models.shard_files import PlannedDirectory
 from hybridflow.observability.metrics import Metrics, last, mean
 from hybridflow.parallel.collectives import Together
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
+
+logger = logging.getLogger(__name__)
+
+_SPARE_FRACTION = 0.1
+"""The fraction of a node's memory that copies leave free; Ray ends processes when 95% is used."""
 
 
 class OffloadedOptimizer(Protocol):
@@ -73,6 +87,7 @@ class EngineShell(ABC, Generic[OptimizerT]):
         self.adapter: Adapter | None = None
         self._setup = setup
         self._training = setup.training
+        self._guards = StepGuards(setup.training.guards, setup.ranks)
 
     @abstractmethod
     def _make_optimizer(self) -> OptimizerT:
@@ -91,6 +106,11 @@ class EngineShell(ABC, Generic[OptimizerT]):
         """The tensors that the optimizer steps on this rank."""
 
     @property
+    def _num_replicas(self) -> int:
+        """The number of ranks along `data` that hold the same weights."""
+        return self.mesh.axis_size("data")
+
+    @property
     def optimizer(self) -> OptimizerT:
         """Created on first use (a frozen model never has one), and offloaded if its state is."""
         if self.made_optimizer is None:
@@ -99,18 +119,21 @@ class EngineShell(ABC, Generic[OptimizerT]):
                 self._move({Part.optimizer}, away=True)
         return self.made_optimizer
 
-    def optimizer_step(self, norm: float, step: Callable[[float], None]) -> Metrics:
-        """One optimizer step, `step(learning rate)`. Raises `EngineError` if the gradient's norm is not finite."""
-        if not math.isfinite(norm):
-            raise EngineError(
-                f"The gradient's norm is {norm} at optimizer step {self.steps + 1}.",
-                remedy="Lower the learning rate, or check the last samples and rewards for values out of range.",
-            )
+    def optimizer_step(self, norm: float, step: Callable[[float], None], metrics: Metrics) -> Metrics:
+        """The metrics with those of one optimizer step, `step(learning rate)`, unless the guards skip it.
+
+        Raises `NumericError` if they find a fault, such as a gradient that is not finite.
+        """
         total = self._setup.total_optimizer_steps
         rate = learning_rate(self.steps, optimizer=self._training.optimizer, total_steps=total)
-        step(rate)
-        self.steps += 1
-        return {"grad_norm": mean(norm), "lr": last(rate)}
+        number = self.steps + 1
+        if self._num_replicas > 1:
+            metrics |= self._guards.compare_replicas(self._held_shards(), number)
+        if self._guards.admit(number, norm, metrics):
+            step(rate)
+            self.steps = number
+        finite = {"grad_norm": mean(norm)} if math.isfinite(norm) else {}
+        return metrics | finite | {"lr": last(rate)}
 
     def offload(self, *parts: Part) -> None:
         self._move(set(parts) - self.away, away=True)
@@ -123,9 +146,33 @@ class EngineShell(ABC, Generic[OptimizerT]):
 
     def save(self, directory: Path) -> None:
         with self._weights_on_device():
-            check_finite(self._held_shards(), self._setup.ranks)
-            self._save_weights(directory)
-            save_optimizer(directory, self._stepped_tensors(), self.steps, self._setup.ranks)
+            parts = self._planned(directory)
+            with Together(self._setup.ranks):
+                _write(parts)
+
+    def save_later(self, directory: Path) -> Callable[[], None]:
+        with self._weights_on_device():
+            parts = self._planned(directory)
+            needed = sum(part.num_bytes for part in parts) * self._setup.ranks.mesh.size
+            free = psutil.virtual_memory().available - _SPARE_FRACTION * psutil.virtual_memory().total
+            if needed < free:
+                parts = [part.copied() for part in parts]
+            else:
+                logger.warning(
+                    "%s is written before training continues: copies need %.1f GiB of host memory, but %.1f GiB are"
+                    " free. Set trainer.async_save=false to write all checkpoints this way",
+                    directory, needed / 2**30, max(0.0, free) / 2**30,
+                )  # fmt: skip
+                _write(parts)
+                parts = []
+        return partial(_write, parts)
+
+    def _planned(self, directory: Path) -> list[PlannedDirectory]:
+        """The directories of a checkpoint, planned with all ranks."""
+        ranks = self._setup.ranks
+        check_finite(self._held_shards(), ranks)
+        state = state_shards(self._stepped_tensors())
+        return [*self._plan_weights(directory), plan_state(directory, state, self.steps, ranks)]
 
     def load(self, directory: Path) -> None:
         with self._weights_on_device():
@@ -135,13 +182,37 @@ class EngineShell(ABC, Generic[OptimizerT]):
             self.steps = load_optimizer(directory, stepped, self._setup.ranks, own_copies=own)
             self.optimizer.settle()
 
+    def snapshot(self) -> Snapshot:
+        with self._weights_on_device():
+            stepped = [*self._stepped_tensors()]
+            return Snapshot(packed(self._all_tensors(stepped)), self.steps, _have_moments(stepped))
+
+    def roll_back(self, kept: Snapshot) -> None:
+        with self._weights_on_device():
+            stepped = [*self._stepped_tensors()]
+            if kept.has_moments:
+                add_moments(stepped)
+            else:
+                for each in stepped:
+                    each.state.clear()
+            unpack(kept.data, self._all_tensors(stepped))
+            self.steps = kept.steps
+            if kept.has_moments:
+                set_steps(stepped, kept.steps)
+                self.optimizer.settle()
+
+    def _all_tensors(self, stepped: Sequence[SteppedTensor]) -> Iterator[Tensor]:
+        """Everything that a checkpoint holds of this rank."""
+        yield from (shard.tensor.detach() for shard in self._held_shards())
+        yield from (shard.tensor for _, shard in state_shards(stepped))
+
     def _microbatches(
         self, batch: Batch, *, multiple_of: int = 1, in_step: bool = False, rounds_of: int = 1
     ) -> list[MicroBatch]:
-        """The batch's micro-batches, at least one, each of a multiple of `multiple_of` tokens.
+        """The batch's microbatches, at least one, each of a multiple of `multiple_of` tokens.
 
         Dummies fill them up to the largest number on any data-parallel rank (`in_step`), and to whole rounds of
-        `rounds_of` micro-batches.
+        `rounds_of` microbatches.
         """
         make = partial(
             make_microbatches,
@@ -160,12 +231,12 @@ class EngineShell(ABC, Generic[OptimizerT]):
         merged = self.adapter.adapted if self.adapter else frozenset()
         return {name: slot for name, slot in slots.items() if name not in merged}
 
-    def _save_weights(self, directory: Path) -> None:
-        """Writes the weights that all ranks hold: only the adapter's, if there is one."""
+    def _plan_weights(self, directory: Path) -> list[PlannedDirectory]:
+        """The directory of the weights that all ranks hold: only the adapter's, if there is one."""
+        setup, held = self._setup, self._held_shards()
         if self.adapter is not None:
-            self._setup.save_adapter(self.adapter, self._held_shards(), directory)
-        else:
-            save_weights(directory, self._held_shards(), self._setup.ranks, write_rest=self._setup.describe)
+            return [setup.plan_adapter(self.adapter, held, directory)]
+        return [plan_weights(directory, held, setup.ranks, write_rest=setup.describe)]
 
     def _load_weights(self, directory: Path) -> None:
         if self.adapter is not None:
@@ -198,8 +269,17 @@ class EngineShell(ABC, Generic[OptimizerT]):
                 self.made_optimizer.onload()
 
 
+def _write(parts: Iterable[PlannedDirectory]) -> None:
+    for part in parts:
+        part.write()
+
+
+def _have_moments(stepped: Sequence[SteppedTensor]) -> bool:
+    return all(FIRST_MOMENT in each.state for each in stepped)
+
+
 def check_finite(shards: Iterable[WeightShard], ranks: Ranks) -> None:
-    """Raises `EngineError` on all ranks if any rank holds a weight with NaN or infinity; called on all ranks together.
+    """Raises `NumericError` on all ranks if any rank holds a weight with NaN or infinity; called on all ranks together.
 
     A run would resume from a checkpoint with NaN again and again.
     """
@@ -207,7 +287,7 @@ def check_finite(shards: Iterable[WeightShard], ranks: Ranks) -> None:
         bad = non_finite(shards)
         if bad:
             others = f" and {len(bad) - 1} other weights" if len(bad) > 1 else ""
-            raise EngineError(
+            raise NumericError(
                 f"The weight '{bad[0]}'{others} became NaN or infinite in training: nothing was saved at this step.",
                 remedy="Lower the role's optimizer.learning_rate (or set optimizer.max_grad_norm). Earlier checkpoints"
                 " are untouched: trainer.resume=auto, the default, resumes from the last one.",

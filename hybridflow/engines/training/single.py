@@ -22,6 +22,7 @@ from hybridflow.models.adapters.lora import initialize
 from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
+from hybridflow.models.shard_files import PlannedDirectory
 from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import WeightShard
 
@@ -43,7 +44,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         self._outputs = prepared(setup, self.model)
         for parameter in self.model.parameters():
             if parameter.requires_grad:
-                parameter.grad_dtype = torch.float32  # gradients of micro-batches are summed without rounding
+                parameter.grad_dtype = torch.float32  # gradients of microbatches are summed without rounding
         self._bound: set[str] = set()
 
     def forward(self, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True) -> Batch:
@@ -52,7 +53,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
             return forward_pass(self._outputs, self._microbatches(batch), outputs, temperature=temperature)
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """See `TrainEngine.train_step`. Raises `EngineError` if the gradient is not finite."""
+        """See `TrainEngine.train_step`. Raises `NumericError` for a step that the guards refuse."""
         self.onload(Part.parameters)
         optimizer = self.optimizer
         self.model.zero_grad(set_to_none=True)
@@ -60,7 +61,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         metrics = accumulate_gradients(self._outputs, batch, micros, loss_fn, temperature=temperature)
         limit = self._training.optimizer.max_grad_norm or float("inf")
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit, foreach=True))
-        metrics |= self.optimizer_step(norm, optimizer.step_at)
+        metrics = self.optimizer_step(norm, optimizer.step_at, metrics)
         self.model.zero_grad(set_to_none=True)
         return metrics
 
@@ -108,11 +109,11 @@ class SingleEngine(EngineShell[MasterAdamW]):
         """Whether its weights are written one by one; otherwise only transformers knows their names on disk."""
         return self.adapter is not None or self._setup.has_known_names
 
-    def _save_weights(self, directory: Path) -> None:
+    def _plan_weights(self, directory: Path) -> list[PlannedDirectory]:
         if self._is_in_pieces:
-            super()._save_weights(directory)
-        else:
-            self._setup.save(self.model, directory / MODEL_DIRECTORY)
+            return super()._plan_weights(directory)
+        self._setup.save(self.model, directory / MODEL_DIRECTORY)
+        return []
 
     def _load_weights(self, directory: Path) -> None:
         if self._is_in_pieces:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, read_adapter
-from hybridflow.models.shard_files import read_into, save_directory
+from hybridflow.models.shard_files import PlannedDirectory, plan_directory, read_into
 from hybridflow.models.shard_files.reading import saved_shapes
 from hybridflow.parallel.collectives import Together, gather_json
 from hybridflow.parallel.groups import Ranks
@@ -66,15 +66,15 @@ Shape = tuple[int, ...]
 SAME_MODEL = "Resume with the model the run was started with (model.path, critic.model.path)."
 
 
-def save_weights(
+def plan_weights(
     directory: Path, shards: Iterable[WeightShard], ranks: Ranks, *, write_rest: Callable[[Path], None]
-) -> None:
-    """Writes the model that all ranks hold together to `directory/huggingface`; see `save_directory`."""
-    save_directory(shards, directory / MODEL_DIRECTORY, ranks, write_rest=write_rest)
+) -> PlannedDirectory:
+    """Plans `directory/huggingface`, the model that all ranks hold together; see `plan_directory`."""
+    return plan_directory(shards, directory / MODEL_DIRECTORY, ranks, write_rest=write_rest)
 
 
 def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -> None:
-    """Reads what `save_weights` wrote into the shards; raises if it is another model, and changes nothing then."""
+    """Reads what `plan_weights` planned into the shards; raises if it is another model, and changes nothing then."""
     own = list(shards)
     shapes = gather_json({shard.name: shard.layout.shape for shard in own}, ranks)
     with Together(ranks):
@@ -88,9 +88,13 @@ def load_weights(directory: Path, shards: Iterable[WeightShard], ranks: Ranks) -
         read_into(directory / MODEL_DIRECTORY, own)
 
 
-def save_optimizer(directory: Path, stepped: Iterable[SteppedTensor], steps: int, ranks: Ranks) -> None:
-    """Writes moments, float32 copies, and the number of optimizer steps taken, with all ranks."""
-    save_state(directory, _state_shards(stepped), steps, ranks)
+@torch.no_grad()
+def add_moments(stepped: Sequence[SteppedTensor]) -> None:
+    """Adds moments of zero where there are none."""
+    for each in stepped:
+        for kind in (FIRST_MOMENT, SECOND_MOMENT):
+            if kind not in each.state:
+                each.state[kind] = torch.zeros_like(each.tensor)
 
 
 @torch.no_grad()
@@ -98,26 +102,28 @@ def load_optimizer(
     directory: Path, stepped: Sequence[SteppedTensor], ranks: Ranks, *, own_copies: Iterable[WeightShard]
 ) -> int:
     """Reads the state saved by any engine in any layout; returns the steps taken. Weights must be loaded first."""
-    for each in stepped:
-        for kind in (FIRST_MOMENT, SECOND_MOMENT):
-            if kind not in each.state:
-                each.state[kind] = torch.zeros_like(each.tensor)
-    steps = load_state(directory, _state_shards(stepped), ranks, own_copies=own_copies)
+    add_moments(stepped)
+    steps = load_state(directory, state_shards(stepped), ranks, own_copies=own_copies)
+    set_steps(stepped, steps)
+    return steps
+
+
+def set_steps(stepped: Sequence[SteppedTensor], steps: int) -> None:
+    """Sets the optimizer steps taken, in the state of every tensor."""
     for each in stepped:
         each.state["step"] = torch.tensor(float(steps), device=each.parameter.device)
     for optimizer in {each.optimizer for each in stepped}:
         for group in optimizer.param_groups:
             group["step"] = steps  # TransformerEngine's AdamW counts here from its first step; torch's ignores it
-    return steps
 
 
-def save_state(directory: Path, shards: Iterable[StateShard], steps: int, ranks: Ranks) -> None:
-    """Writes the optimizer's state that all ranks hold together, and the optimizer steps taken."""
+def plan_state(directory: Path, shards: Iterable[StateShard], steps: int, ranks: Ranks) -> PlannedDirectory:
+    """Plans `directory/optimizer`: the state that all ranks hold together, and the optimizer steps taken."""
 
     def write_numbers(target: Path) -> None:
         (target / NUMBERS_FILE).write_text(json.dumps({STEPS: steps}))
 
-    save_directory(_keyed(shards), directory / STATE_DIRECTORY, ranks, write_rest=write_numbers)
+    return plan_directory(_keyed(shards), directory / STATE_DIRECTORY, ranks, write_rest=write_numbers)
 
 
 def load_state(
@@ -153,7 +159,7 @@ def load_state(
     return steps
 
 
-def _state_shards(stepped: Iterable[SteppedTensor]) -> Iterator[StateShard]:
+def state_shards(stepped: Iterable[SteppedTensor]) -> Iterator[StateShard]:
     """The optimizer's state as writable views: moments once there are any, and float32 copies."""
     for each in stepped:
         kept = {kind: each.state[kind] for kind in (FIRST_MOMENT, SECOND_MOMENT) if kind in each.state}

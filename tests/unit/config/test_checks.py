@@ -5,6 +5,8 @@ import pytest
 from hybridflow.algorithms.kl import ESTIMATORS
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.checks import KL_ESTIMATORS, check
+from hybridflow.config.faults import FaultPolicy
+from hybridflow.config.guards import GuardAction
 from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role, RoleKind
 from hybridflow.errors import ConfigError
@@ -19,6 +21,9 @@ def correction(**settings: object) -> dict[str, object]:
 
 
 CONFLICTS = [
+    ({"actor.guards.non_finite": GuardAction.warn}, "actor.guards.non_finite=warn is not possible", "skip or fault"),
+    ({"trainer.faults.hang": FaultPolicy.retry}, "trainer.faults.hang=retry is not possible", "respawn or stop"),
+    ({"critic.guards.replicas": GuardAction.skip}, "critic.guards.replicas=skip is not possible", "warn or fault"),
     ({"algorithm.aggregation": "token_mean"}, "algorithm.aggregation=token_mean is unknown", "'token-mean'?"),
     ({"algorithm.kl.estimator": "k4"}, "algorithm.kl.estimator=k4 is unknown", "Choose from: k1, kl, abs"),
     ({"algorithm.kl.estimator": "k3++"}, "algorithm.kl.estimator=k3++ is unknown", "Did you mean 'k3+'?"),
@@ -92,6 +97,8 @@ FINE = [
     {"algorithm.kl.estimator": "k1+", "algorithm.kl.placement": KLPlacement.loss},
     {"algorithm.kl.estimator": "k1", "algorithm.kl.placement": KLPlacement.reward},
     {"algorithm.kl.estimator": "k1", "algorithm.kl.placement": KLPlacement.loss, "algorithm.kl.allow_k1_loss": True},
+    {"actor.guards.non_finite": GuardAction.skip, "critic.guards.replicas": GuardAction.fault},
+    {"trainer.faults.user_code": FaultPolicy.retry, "trainer.faults.numeric": FaultPolicy.roll_back},
     {"trainer.threads": 1, "trainer.eval_every": 0, "trainer.save_every": 0, "actor.minibatch_size": 16},
     {"algorithm.dual_clip": 3.0, "algorithm.value_clip": None, "rollout.eval_sampling.temperature": 0.0},
     {"placement.pools": {"a": Pool(), "b": Pool()}, "trainer.devices": 2, "placement.roles": {"critic": "b"}},

@@ -8,7 +8,7 @@ from docs.reference_pages import names_page
 from hybridflow.config.fields import find
 from hybridflow.config.other_names import counterpart, other_names
 
-ALL = [(system, theirs, here) for system, names in other_names().items() for theirs, here in names.items()]
+ALL = [(system, theirs, row.here) for system, names in other_names().items() for theirs, row in names.items()]
 
 
 @pytest.mark.parametrize(("system", "theirs", "here"), ALL)

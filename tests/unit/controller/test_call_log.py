@@ -1,5 +1,6 @@
 """The record of calls: who took what from whom, what counts, and clocks of other nodes."""
 
+import psutil
 import pytest
 import torch
 
@@ -61,6 +62,18 @@ def test_rows_tokens_and_bytes_are_those_of_the_tensors_that_travelled():
     assert (asked.rows, asked.tokens, asked.bytes_in, asked.bytes_out) == (0, 0, 0, 0)
 
 
+def test_a_call_knows_the_most_memory_that_its_process_has_taken():
+    backend, roles = groups(actor=1)
+    batch = roles["actor"].generate(prompts(rows=3, siblings=1))
+    [before] = backend.drain_calls()
+    freed_by_earlier_tests = before.peak_bytes - psutil.Process().memory_info().rss
+    more = torch.zeros(freed_by_earlier_tests + (1 << 29), dtype=torch.uint8)
+    del more
+    roles["actor"].update(batch)
+    [after] = backend.drain_calls()
+    assert after.peak_bytes - before.peak_bytes == pytest.approx(1 << 29, rel=0.25), "freed memory counts"
+
+
 def test_only_one_rank_of_a_tensor_group_answers():
     backend, mesh = LocalBackend(), ParallelMesh({"data": 2, "tensor": 2})
     judge = WorkerGroup(Model, ResourcePool("judge", 4), backend, role="judge", mesh=mesh)
@@ -83,7 +96,7 @@ def test_the_clock_of_another_node_is_corrected_by_what_its_calls_allow(ahead):
     for sent in (now, now + 5.0):
         number = log.begin("actor", "update", "main", takes=(), ranks=2, answering=[0])
         for rank, (node, clock) in enumerate({"here": 0.0, "there": ahead}.items()):
-            measured = [sent + 0.02 + clock, 1.0, 0, 0, 0, 0]
+            measured = [sent + 0.02 + clock, 1.0, 0, 0, 0, 0, 0]
             log.answered(number, rank, measured, node=node, sent=sent, now=sent + 1.05)
     spans = log.drain()
     for span, sent in zip(spans, (now, now, now + 5.0, now + 5.0), strict=True):
@@ -96,7 +109,7 @@ def test_the_clock_of_another_node_is_corrected_by_what_its_calls_allow(ahead):
 def test_a_call_that_ends_after_the_drain_comes_with_the_next():
     log, now = CallLog(), 1_800_000_000.0
     first = log.begin("actor", "generate", "main", takes=(), ranks=2, answering=[0, 1])
-    log.answered(first, 0, [now, 1.0, 0, 0, 4, 9], sent=now, now=now + 1.0)
+    log.answered(first, 0, [now, 1.0, 0, 0, 4, 9, 0], sent=now, now=now + 1.0)
     assert [span.rank for span in log.drain()] == [0]
-    log.answered(first, 1, [now, 2.0, 0, 0, 4, 9], sent=now, now=now + 2.0)
+    log.answered(first, 1, [now, 2.0, 0, 0, 4, 9, 0], sent=now, now=now + 2.0)
     assert [(span.rank, span.name) for span in log.drain()] == [(1, "actor.generate")]

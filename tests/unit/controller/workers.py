@@ -1,6 +1,8 @@
 """Small workers and batches for the tests of the controller."""
 
 import os
+import subprocess
+import sys
 import time
 
 import torch
@@ -18,6 +20,7 @@ from hybridflow.controller import (
     transfer,
 )
 from hybridflow.errors import RewardError
+from hybridflow.observability.activity import ACTIVITY
 from hybridflow.observability.metrics import Measure, mean, total
 
 
@@ -174,6 +177,42 @@ class Talker(Worker):
 
     def hidden(self) -> None:
         """Not open to the driver."""
+
+
+class Stuck(Worker):
+    """Methods that make no progress, on rank 1 only if there are several; watched like those of the package."""
+
+    @transfer(BROADCAST)
+    def pid(self) -> int:
+        return os.getpid()
+
+    @transfer(BROADCAST)
+    def total_behind_sleep(self, seconds: float) -> float:
+        """Rank 0 waits in a sum for rank 1, which sleeps."""
+        if self.context.rank == self.context.world_size - 1:
+            time.sleep(seconds)
+        total = torch.tensor(1.0)
+        dist.all_reduce(total, group=self.context.process_group())
+        return float(total)
+
+    @transfer(BROADCAST)
+    def wait(self, seconds: float) -> None:
+        """Declares that it waits."""
+        with ACTIVITY.waiting(2 * seconds):
+            time.sleep(seconds)
+
+    compute = Talker.compute
+
+    @transfer(BROADCAST)
+    def compute_in_child(self, seconds: float) -> None:
+        """A child process uses the processor."""
+        program = (
+            f"import time\nuntil = time.monotonic() + {seconds}\nwhile time.monotonic() < until: sum(range(10**5))"
+        )
+        subprocess.run([sys.executable, "-c", program], check=True)
+
+    for _method in (total_behind_sleep, wait, compute, compute_in_child):
+        _method.__module__ = "hybridflow.tests"
 
 
 class Broken(Worker):

@@ -113,8 +113,9 @@ class Notebook:
         assert step not in self.rows, f"step {step} was logged twice"
         self.rows[step] = dict(metrics)
 
-    def begin(self) -> None:
-        """Nothing earlier to drop."""
+    def rewind(self, step: int, *, is_unlogged: bool) -> None:
+        """Forgets later rows."""
+        self.rows = {known: row for known, row in self.rows.items() if known <= step - is_unlogged}
 
     def log_samples(self, step: int, rows: Sequence[Sample]) -> None:
         self.samples.setdefault(step, []).extend(rows)

@@ -1,5 +1,6 @@
 """The loop: what it does when, and going on where it was."""
 
+import resource
 import signal
 from dataclasses import replace
 from functools import partial
@@ -14,11 +15,14 @@ from hybridflow.data.order import Epochs
 from hybridflow.dataflows.evaluation import Evaluate, evaluate_held_out, evaluate_responses
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import Dataflow, NoSettings
-from hybridflow.dataflows.loop import Loop, Run
+from hybridflow.dataflows.loop import Loop
+from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.stopping import Abandoned
-from hybridflow.errors import ConfigError, WorkerError
+from hybridflow.errors import ConfigError, NumericError, ResourceError, WorkerError
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
+from hybridflow.observability.metrics import last
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.trace import CallTrace
 from tests.unit.dataflows.programs import Counting, Notebook, Roles, calculator_prompts, local_roles
@@ -47,7 +51,7 @@ def run_of(directory, run_dir: Path, trainer: Trainer, kind: type[Dataflow] = Co
         evaluations=[evaluation_of(roles, directory)] if evaluated else [],
         tracker=Notebook(),
         timers=StageTimers(),
-        checkpoints=CheckpointStore(run_dir, keep=9),
+        checkpoints=CheckpointStore(run_dir, keep=Retention(9)),
         learners={"actor": roles.groups["actor"]},
         policies=[roles.groups["actor"]],
         decode=decoder(directory),
@@ -253,11 +257,27 @@ class Poisoning(Counting):
 def test_weights_that_are_not_finite_end_the_run_and_older_checkpoints_stay(toy_dir, tmp_path):
     run = run_of(toy_dir(), tmp_path, Trainer(total_steps=5, eval_every=0, save_every=1), Poisoning, evaluated=False)
     run.dataflow.engine = run.dataflow.actor.handles[0].host.workers["actor"].engine
-    with pytest.raises(WorkerError, match=r"actor\.save failed: EngineError: The weight .* became NaN") as caught:
+    with pytest.raises(WorkerError, match=r"actor\.save failed: NumericError: The weight .* became NaN") as caught:
         Loop(run).run()
     assert "optimizer.learning_rate" in caught.value.remedy
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step_1", "step_2"]
     assert run.checkpoints.latest().step == 2
+
+
+class Idle(Counting):
+    """All samples of each prompt have the same score, from its second step."""
+
+    def step(self, prompts):
+        return super().step(prompts) | {"frac_reward_zero_std": last(float(self.iteration >= 1))}
+
+
+def test_a_run_from_which_nothing_is_learned_is_saved_and_ends_if_that_is_wanted(toy_dir, tmp_path):
+    trainer = Trainer(total_steps=9, eval_every=0, save_every=9, no_learning_steps=4)
+    run = run_of(toy_dir(), tmp_path, trainer, Idle, evaluated=False)
+    with pytest.raises(NumericError, match=r"steps 2 to 5.*trainer.no_learning_steps=4") as caught:
+        Loop(run).run()
+    assert "easier prompts" in caught.value.remedy
+    assert saved(run) == ["step_5"]
 
 
 class Leaving(Counting):
@@ -288,3 +308,43 @@ def test_an_abandoned_step_is_never_saved_half_done(toy_dir, tmp_path, learns):
     if not learns:  # the prompts of the third step are still to come
         state = run.checkpoints.latest().driver_state()
         assert state["dataflow"]["total"] == run.tracker.rows[2]["total"] != run.dataflow.total
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_the_reason(toy_dir, tmp_path, in_background):
+    trainer = Trainer(total_steps=5, eval_every=0, save_every=2, samples_every=0, async_save=in_background)
+    run, before = run_of(toy_dir(), tmp_path, trainer, evaluated=False), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    try:
+        with pytest.raises(
+            ResourceError, match=r"The file is too large for .*step_2 could not be written.*raise the limit"
+        ):
+            Loop(run).run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert max(run.tracker.rows) in ((2, 3, 4) if in_background else (2,))
+    assert not any(run.checkpoints.directory.iterdir())
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_the_last_checkpoint_is_complete_when_a_step_fails(toy_dir, tmp_path, in_background):
+    trainer = Trainer(total_steps=5, eval_every=0, save_every=2, samples_every=0, async_save=in_background)
+
+    class Failing(Counting):
+        def step(self, prompts):
+            if self.iteration == 2:
+                raise ValueError("of the user")
+            return super().step(prompts)
+
+    run = run_of(toy_dir(), tmp_path, trainer, Failing, evaluated=False)
+    with pytest.raises(ValueError, match="of the user"):
+        Loop(run).run()
+    assert saved(run) == ["step_2"] and run.checkpoints.latest() is not None
+
+
+def test_rows_say_how_long_a_checkpoint_took(toy_dir, tmp_path):
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=5, eval_every=0, save_every=2, samples_every=0))
+    Loop(run).run()
+    rows = [row for row in run.tracker.rows.values() if "perf/checkpoint_write_seconds" in row]
+    assert rows and all(row["perf/checkpoint_write_seconds"] > 0 for row in rows)
+    assert saved(run) == ["step_2", "step_4", "step_5"]

@@ -7,19 +7,20 @@ messages, through the driver's memory, which is faster than the object store.
 import atexit
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import remove_placement_group
 
-from hybridflow.controller.backends.interface import Arguments, BackendOptions, Handle, Pending, Stored
+from hybridflow.controller.backends.interface import Arguments, BackendOptions, Broken, Handle, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect
 from hybridflow.controller.backends.ray.host import Host, host_of
-from hybridflow.controller.backends.ray.placement import PlacedPool, placed_pool, warn_of_divided_groups
+from hybridflow.controller.backends.ray.placement import PlacedPool, not_replaced, placed_pool, warn_of_divided_groups
 from hybridflow.controller.backends.ray.pulse import Pulse
-from hybridflow.controller.backends.ray.watch import Watch, references_of
+from hybridflow.controller.backends.ray.watch import DEATHS, Watch, references_of
 from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
@@ -35,10 +36,10 @@ class RayBackend:
 
     def __init__(self, options: BackendOptions) -> None:
         self._while_waiting = options.while_waiting
-        self._threads = options.threads or max(1, (os.cpu_count() or 1) // options.devices)
+        self._threads = options.threads or max(1, (os.cpu_count() or 1) // (options.devices + options.cpu_devices))
         self._start_timeout_seconds = options.start_timeout_seconds
         self._pools: dict[ResourcePool, PlacedPool] = {}
-        self._owns_ray = connect(options.devices, options.nodes, options.device)
+        self._owns_ray = connect(options.devices, options.nodes, options.device, cpu_devices=options.cpu_devices)
         self._pulse = Pulse()
         self.call_log = CallLog()
         self._watch = Watch(self._hosts, self._pulse, options, self.call_log)
@@ -53,13 +54,15 @@ class RayBackend:
         placed = self._pools[pool]
         warn_of_divided_groups(spec, placed.slots)
         packed, role = ray.put(spec), spec.role
-        handles = []
+        placed.specs.append((role, packed))
         for host in placed.hosts:
-            handle = Handle(role, role, host.rank, pool, host)
             host.roles.append(role)
-            value = host.actor.build.remote(packed, placed.address)
-            self._watch.add(Pending(handle, "__init__", value))
-            handles.append(handle)
+        return self._built(placed, role, packed)
+
+    def _built(self, placed: PlacedPool, role: str, packed: ray.ObjectRef) -> list[Handle]:
+        handles = [Handle(role, role, host.rank, host.pool, host) for host in placed.hosts]
+        for host, handle in zip(placed.hosts, handles, strict=True):
+            self._watch.add(Pending(handle, "__init__", host.actor.build.remote(packed, placed.address)))
         return handles
 
     def call(
@@ -142,17 +145,64 @@ class RayBackend:
         for a call that was cancelled before it was sent.
         """
         hosts = self._hosts()
+        begun = self._changes_begun(hosts, seconds)
+        for host in begun:
+            host.num_changes = host.marked_changes
+        return begun == {host: host.marked_changes for host in hosts}
+
+    def broken(self, seconds: float) -> Broken:
+        """As `abandon`, but for the processes that have not ended."""
+        self._watch.ask_for_signs_of_life(seconds=0.0)
+        gone = {host.pool for host in self._hosts() if host.died is not None or self._watch.is_silent(host)}
+        others = [host for host in self._hosts() if host.pool not in gone]
+        begun = self._changes_begun(others, seconds)
+        self.call_log.drop()
+        gone |= {host.pool for host in others if host not in begun}
+        for host, changes in begun.items():
+            host.num_changes = changes
+        is_unchanged = all(changes == host.marked_changes for host, changes in begun.items() if host.pool not in gone)
+        return Broken(frozenset(pool.name for pool in gone), is_unchanged)
+
+    def respawn(self, pools: Collection[str]) -> None:
+        """New actors, in the same places of the placement groups; of a lost node, where Ray finds others.
+
+        Raises `ResourceError` if they do not start.
+        """
+        lost = [placed for pool, placed in self._pools.items() if pool.name in pools]
+        deadline, waiting = time.monotonic() + self._start_timeout_seconds, lost
+        while waiting:
+            for placed in waiting:
+                for host in placed.hosts:
+                    host.end()
+                self._watch.forget(placed.hosts)
+                placed.restart()
+            self._watch.ask_for_signs_of_life(seconds=max(0.0, deadline - time.monotonic()))
+            for placed in waiting:
+                missing = [host.rank for host in placed.hosts if host.sign_of_life is not None]
+                if missing:
+                    raise not_replaced(placed.hosts[0].pool, missing, self._start_timeout_seconds)
+            # Ray may take a while to notice that a node is lost, and until then starts actors there.
+            waiting = [placed for placed in waiting if any(host.is_on_lost_node for host in placed.hosts)]
+        for placed in lost:
+            for role, packed in placed.specs:
+                self._built(placed, role, packed)
+
+    def _changes_begun(self, hosts: Sequence[Host], seconds: float) -> dict[Host, int]:
+        """The changing calls that each process has begun, once it has left its call, which is cancelled.
+
+        Leaves out processes that do not answer in time, or have ended.
+        """
         for host in hosts:
-            for call in self._watch.queue_of(host)[:1]:
+            if (call := self._watch.running_in(host)) is not None and not call.done:
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
-        asked: list[ray.ObjectRef] = [host.actor.changes_begun.remote() for host in hosts]
-        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=seconds)
-        if len(answered) < len(asked):
-            return False
-        for host in hosts:
-            host.num_changes = host.marked_changes
-        return ray.get(asked) == [host.marked_changes for host in hosts]
+        asked: dict[ray.ObjectRef, Host] = {host.actor.changes_begun.remote(): host for host in hosts}
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
+        found = {}
+        for reference in answered:
+            with suppress(*DEATHS):
+                found[asked[reference]] = ray.get(reference)
+        return found
 
     def kill(self, handles: Sequence[Handle]) -> None:
         """Kills the actors of these workers; a pool without actors releases its devices."""

@@ -78,8 +78,10 @@ def check_cluster(nodes: int) -> None:
         _check_free(int(wanted))
 
 
-def connect(devices: int, nodes: int, device: str) -> bool:
+def connect(devices: int, nodes: int, device: str, *, cpu_devices: int = 0) -> bool:
     """Connects to the cluster of RAY_ADDRESS, or starts one on this machine with virtual devices.
+
+    `cpu_devices` are needed in addition to the devices.
 
     Returns whether the caller must disconnect: False if Ray was already initialized.
     """
@@ -95,7 +97,8 @@ def connect(devices: int, nodes: int, device: str) -> bool:
     logger.info("backend=ray: Ray starts on this machine, which takes seconds ...")
     for name, value in _ON_OWN_MACHINE.items():
         os.environ.setdefault(name, value)
-    _initialized("local", num_cpus=os.cpu_count(), resources={} if device == "cuda" else {DEVICE: devices})
+    virtual = cpu_devices + (0 if device == "cuda" else devices)
+    _initialized("local", num_cpus=os.cpu_count(), resources={DEVICE: virtual} if virtual else {})
     _Connection.has_started_ray = True
     children = psutil.Process().children()
     _Connection.processes = tuple(child for child in children if child.name() in _VITAL)
@@ -194,10 +197,8 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
     if not ray.is_initialized() or not is_joined():
         return None
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
-    environment = {"runtime_env": {"env_vars": {"PYTHONPATH": python_path()} | GPU_ENVIRONMENT}}
     remote = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(read)
-    places = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    asked = [remote.options(scheduling_strategy=place, **environment).remote() for place in places]
+    asked = [remote.options(**on_node(node["NodeID"], **GPU_ENVIRONMENT)).remote() for node in nodes]
     ready, late = ray.wait(asked, num_returns=len(asked), timeout=_READ_SECONDS) if asked else ([], [])
     for answer in late:
         ray.cancel(answer)
@@ -209,6 +210,13 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
         same = len(sizes) == count
         found += NodeGpus.by_size(name, sizes) if same else [NodeGpus(name, count, min(sizes, default=0))]
     return found
+
+
+def on_node(node: str, **environment: str) -> dict[str, object]:
+    """The options of a task or an actor on the node with an id, where it finds the same modules as this process."""
+    variables = {"PYTHONPATH": python_path(), **environment}
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return {"scheduling_strategy": strategy, "runtime_env": {"env_vars": variables}}
 
 
 def python_path() -> str:

@@ -6,10 +6,11 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import cast
 
+import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.util import get_node_ip_address
@@ -22,7 +23,7 @@ from hybridflow.controller.backends.ray.pulse import start_beating
 from hybridflow.controller.failures import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_host import WorkerHost
-from hybridflow.errors import WorkerDied
+from hybridflow.errors import NodeLost, WorkerDied
 from hybridflow.observability.logs import configure_logging
 
 _LOOK_SECONDS = 0.2
@@ -34,7 +35,7 @@ class RayHost(WorkerHost):
 
     def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float, heart: str) -> None:
         configure_logging(None, rank=rank)
-        start_beating(heart)
+        start_beating(heart, device=device)
         if device == "cuda":
             [given] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
             index = visible_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -101,6 +102,33 @@ class Host:
 
     marked_changes: int = 0
     """The number of these that had been sent when the step began."""
+
+    @property
+    def is_on_lost_node(self) -> bool:
+        """Whether the process has died with its node."""
+        return isinstance(self.died, NodeLost)
+
+    def is_stopped(self) -> bool:
+        """Whether a process of this machine has been stopped (SIGSTOP); False for others."""
+        if self.info is None or self.info.node != socket.gethostname():
+            return False
+        try:
+            return psutil.Process(self.info.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        except psutil.Error:
+            return False
+
+    def end(self) -> None:
+        """Kills the process. One of this machine is also sent SIGKILL: Ray asks the process itself to exit."""
+        ray.kill(self.actor)
+        if self.died is None and self.info is not None and self.info.node == socket.gethostname():
+            with suppress(ProcessLookupError):
+                os.kill(self.info.pid, signal.SIGKILL)
+
+    def become(self, new: "Host") -> None:
+        """Takes the place of this process's successor; handles refer to this object."""
+        self.actor, self.heart = new.actor, new.heart
+        self.info = self.sign_of_life = self.died = None
+        self.num_changes = self.marked_changes = 0
 
 
 def host_of(handle: Handle) -> Host:

@@ -9,8 +9,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -29,6 +29,10 @@ from hybridflow.parallel import ParallelMesh
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
+_KIND_OF_GPU, _SOME = "accelerator_type:", 0.001
+"""A node has one unit of the resource that names the kind of its GPUs, however many it has; Ray's own tasks request the
+thousandth part of it."""
+
 _QUIET_SECONDS = 5.0
 """Seconds until a waiting pool logs that it waits, or requests single devices if too few blocks are free."""
 
@@ -64,8 +68,20 @@ class PlacedPool:
     address: ray.ObjectRef | None
     """Reference to the address of the store through which its ranks connect; None for one rank."""
 
+    start: Callable[[int], Host]
+    """Starts the process of a rank."""
+
+    specs: list[tuple[str, ray.ObjectRef]] = field(default_factory=list)
+    """The roles of its processes, with their `WorkerSpec`."""
+
     is_given: bool = False
     """Whether another process has reserved the devices, and releases them."""
+
+    def restart(self) -> None:
+        """Starts new processes in the places of the hosts, whose earlier ones have been ended."""
+        for host in self.hosts:
+            host.become(self.start(host.rank))
+        self.address = served(self.hosts)
 
 
 def placed_pool(
@@ -76,20 +92,25 @@ def placed_pool(
         group, slots = given, _slots(pool, given)
     else:
         group, slots = reserved(pool, others, timeout_seconds=start_timeout_seconds)
-    hosts = [
-        started_host(
+
+    def start(rank: int) -> Host:
+        return started_host(
             pool,
             group,
             rank=rank,
-            bundle=slot.bundle,
+            bundle=slots[rank].bundle,
             threads=threads,
             timeout_seconds=start_timeout_seconds,
             heart=pulse.new_key(),
         )
-        for rank, slot in enumerate(slots)
-    ]
-    address = hosts[0].actor.serve.remote() if pool.devices > 1 else None
-    return PlacedPool(group, slots, hosts, address, is_given=given is not None)
+
+    hosts = [start(rank) for rank in range(pool.devices)]
+    return PlacedPool(group, slots, hosts, served(hosts), start, is_given=given is not None)
+
+
+def served(hosts: Sequence[Host]) -> ray.ObjectRef | None:
+    """Starts the store through which the ranks of a pool connect; a reference to its address, None for one rank."""
+    return hosts[0].actor.serve.remote() if len(hosts) > 1 else None
 
 
 class Request:
@@ -121,7 +142,8 @@ class Request:
             return True
         if self._size > 1 and self.waited_seconds > _QUIET_SECONDS and self.supply.free >= self.pool.devices:
             self.withdraw()
-            self._size, self.group = 1, self._requested()
+            self._size = 1
+            self.group = self._requested()
         return False
 
     def withdraw(self) -> None:
@@ -129,7 +151,8 @@ class Request:
         remove_placement_group(self.group)
 
     def _requested(self) -> PlacementGroup:
-        return placement_group([{self.resource: self._size}] * (self.pool.devices // self._size), strategy="PACK")
+        bundle = _bundle(self.pool, self.resource, self._size)
+        return placement_group([bundle] * (self.pool.devices // self._size), strategy="PACK")
 
 
 def reserved(
@@ -208,15 +231,42 @@ def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float
     """The error for a pool that needs more devices than the cluster has left."""
     after = f" after {waited_seconds:.0f} s" if waited_seconds else ""
     lower = "lower trainer.devices or trainer.nodes (or placement.pools.<name>.devices)"
-    if pool.devices + supply.own > supply.total:
+    what = pool.device if pool.resource is None else f"{pool.device}, on nodes with '{pool.resource}'"
+    if pool.resource is not None and not supply.total:
+        remedy = f"Correct placement.pools.{pool.name}.resource, or start nodes that have it: ray start --address=..."
+        if not pool.resource.startswith(_KIND_OF_GPU):
+            remedy += f" --resources='{{\"{pool.resource}\": {pool.devices}}}'"
+        remedy += "."
+    elif pool.devices + supply.own > supply.total:
         remedy = f"{lower.capitalize()}, or add nodes: ray start --address=... on each."
     else:
         remedy = f"Wait for the other jobs to end (see ray status), raise trainer.start_timeout_seconds, or {lower}."
     return ResourceError(
-        f"The pool '{pool.name}' needs {pool.devices} devices ({pool.device}){after}; {supply}.", remedy=remedy
+        f"The pool '{pool.name}' needs {pool.devices} devices ({what}){after}; {supply}.", remedy=remedy
+    )
+
+
+def _bundle(pool: ResourcePool, resource: str, devices: int) -> dict[str, float]:
+    """The resources of a number of the pool's devices, which a node must have together."""
+    if pool.resource is None:
+        return {resource: devices}
+    return {resource: devices, pool.resource: _SOME if pool.resource.startswith(_KIND_OF_GPU) else devices}
+
+
+def not_replaced(pool: ResourcePool, ranks: Sequence[int], waited_seconds: float) -> ResourceError:
+    """The error for processes that were lost, and for which the cluster has no devices any more."""
+    return ResourceError(
+        f"The processes of ranks {', '.join(map(str, ranks))} of the pool '{pool.name}' were lost, and new ones have"
+        f" not started within {waited_seconds:g} s (trainer.start_timeout_seconds).",
+        remedy="A node was probably lost: add one, or use fewer devices, and start the same command again. It resumes"
+        " from the last checkpoint.",
     )
 
 
 def _supply(pool: ResourcePool, resource: str, others: Iterable[ResourcePool]) -> Supply:
-    total, free = (int(held.get(resource, 0)) for held in (ray.cluster_resources(), ray.available_resources()))
-    return Supply(total, free, sum(other.devices for other in others if other.device == pool.device))
+    total, free = (
+        int(min(held.get(name, 0) / amount for name, amount in _bundle(pool, resource, 1).items()))
+        for held in (ray.cluster_resources(), ray.available_resources())
+    )
+    alike = [other for other in others if other.device == pool.device and pool.resource in (None, other.resource)]
+    return Supply(total, free, sum(other.devices for other in alike))

@@ -1,9 +1,10 @@
 """Liveness checks independent of calls: heartbeats of worker processes, and responses of the cluster's head.
 
 An actor does not respond while it computes, so a pending call proves nothing. Each worker process therefore runs a
-thread that increments a counter in the head's key-value store (GCS), and the driver runs a thread that reads all
-counters. The counter stops if the process is stopped or holds the GIL, but not while it computes or waits for another
-rank. If the store does not respond, the head is lost; Ray itself would end the driver after 60 s without a message.
+thread that writes heartbeats to the head's key-value store (GCS), and the driver runs a thread that reads them.
+Heartbeats stop if the process is stopped or holds the GIL, but not while it computes or waits for another rank; they
+say whether it makes progress (see `Liveness`). If the store does not respond, the head is lost; Ray itself would end
+the driver after 60 s without a message.
 """
 
 import threading
@@ -11,31 +12,41 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import ray
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
 from hybridflow.controller.backends.ray.cluster import has_ray_ended
+from hybridflow.controller.cloud_notices import notice_of, stop_for_notice, watch_for_notice
+from hybridflow.controller.liveness import Beat, Liveness, read_beat
+from hybridflow.observability.activity import ACTIVITY
 
-BEAT_SECONDS = 5.0
+BEAT_SECONDS = 3.0
 HEAD_TIMEOUT_SECONDS = 30.0
 """Longest silence of the head: longer than its restart takes, and well below Ray's 60 s."""
 
 _NAMESPACE = b"hybridflow"
+_NOTICE = "notice"
 _RPC_SECONDS = 5.0
 
 
-def start_beating(key: str) -> None:
-    """Starts a thread that increments the counter under a key until this process ends."""
-    threading.Thread(target=_beat, args=(key.encode(),), name="heartbeat", daemon=True).start()
+def start_beating(key: str, *, device: str) -> None:
+    """Starts a thread that writes heartbeats under a key until this process ends.
+
+    A notice that the cloud will take the machine away is passed on to the driver.
+    """
+    liveness = Liveness(ACTIVITY, is_device_idle_visible=device == "cpu")
+    threading.Thread(target=_beat, args=(key.encode(), liveness), name="heartbeat", daemon=True).start()
+    watch_for_notice(partial(_pass_on, f"{key.rpartition('-')[0]}-{_NOTICE}".encode()))
 
 
 @dataclass(slots=True)
 class _Heart:
-    """The last counter value of a process, and for how many seconds the driver has read that value."""
+    """The last heartbeat of a process, and for how many seconds the driver has read no later one."""
 
-    count: bytes | None = None
+    beat: bytes | None = None
     silent_seconds: float = 0.0
 
 
@@ -60,7 +71,7 @@ class Silence:
 
 
 class Pulse:
-    """The driver's thread that reads the counters. Its methods return the latest results without waiting."""
+    """The driver's thread that reads the heartbeats. Its methods return the latest results without waiting."""
 
     def __init__(self) -> None:
         self.head = ray.get_runtime_context().gcs_address
@@ -78,9 +89,14 @@ class Pulse:
         return key
 
     def silent_seconds(self, key: str) -> float:
-        """For how long the counter of a process has not changed; 0 before its first heartbeat."""
+        """For how long a process has sent no heartbeat; 0 before its first."""
         heart = self._hearts[key]
-        return heart.silent_seconds if heart.count is not None else 0.0
+        return heart.silent_seconds if heart.beat is not None else 0.0
+
+    def beat(self, key: str) -> Beat | None:
+        """The last heartbeat of a process, if it executes a call."""
+        beat = self._hearts[key].beat
+        return None if beat is None else read_beat(beat)
 
     def head_silent_seconds(self) -> float:
         """For how long the cluster's head has not responded."""
@@ -91,7 +107,7 @@ class Pulse:
         return has_ray_ended() or self.head_silent_seconds() > HEAD_TIMEOUT_SECONDS
 
     def close(self) -> None:
-        """Stops the thread, and deletes the counters if the head responds."""
+        """Stops the thread, and deletes the heartbeats if the head responds."""
         self._is_closed.set()
         store = internal_kv_get_gcs_client()
         if store is not None and not self.is_head_lost():
@@ -103,22 +119,31 @@ class Pulse:
             hearts = dict(self._hearts)
             keys = [key.encode() for key in hearts]
             try:
-                counts = store.internal_kv_multi_get([*keys, b"head"], _NAMESPACE, _RPC_SECONDS)
+                notice = f"{self._prefix}{_NOTICE}".encode()
+                counts = store.internal_kv_multi_get([*keys, notice, b"head"], _NAMESPACE, _RPC_SECONDS)
             except RayError:
                 continue
+            if notice in counts:
+                stop_for_notice(counts[notice].decode())
             now = time.monotonic()
             # At most two intervals count against a process, however long this thread or the head was silent.
             passed, self._answered_at = min(now - self._answered_at, 2 * BEAT_SECONDS), now
             for key, heart in zip(keys, hearts.values(), strict=True):
                 count = counts.get(key)
-                heart.silent_seconds = heart.silent_seconds + passed if count == heart.count else 0.0
-                heart.count = count
+                heart.silent_seconds = heart.silent_seconds + passed if count == heart.beat else 0.0
+                heart.beat = count
 
 
-def _beat(key: bytes) -> None:
-    count = 0
+def _beat(key: bytes, liveness: Liveness) -> None:
     while (store := internal_kv_get_gcs_client()) is not None:
-        count += 1
         with suppress(RayError):
-            store.internal_kv_put(key, str(count).encode(), True, _NAMESPACE, _RPC_SECONDS)
+            store.internal_kv_put(key, liveness.beat(), True, _NAMESPACE, _RPC_SECONDS)
         time.sleep(BEAT_SECONDS)
+
+
+def _pass_on(key: bytes, cloud: str) -> None:
+    """Stores a notice, which the driver reads together with the counters."""
+    if (store := internal_kv_get_gcs_client()) is not None:
+        text = notice_of(cloud).encode()
+        with suppress(RayError):
+            store.internal_kv_put(key, text, True, _NAMESPACE, _RPC_SECONDS)

@@ -4,25 +4,35 @@ import time
 from collections.abc import Callable, Sequence
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from hybridflow.controller.backends.interface import BackendOptions, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import has_ray_ended
 from hybridflow.controller.backends.ray.host import Host, host_of
+from hybridflow.controller.backends.ray.progress import Progress
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.failures import (
     CallFailed,
     HostInfo,
     Process,
+    Stalled,
     backend_failure,
+    call_late,
     death,
     hang,
     head_lost,
     how_it_ended,
     ray_ended,
+    stall,
 )
 from hybridflow.errors import WorkerDied, WorkerError
+
+DEATHS = (RayActorError, OutOfMemoryError)
+"""Ray's errors for a process that has ended; the second one if Ray killed it because its node ran out of memory."""
+
+_PATIENCE_FACTOR = 2.25
+"""How much longer a process may send no heartbeat that is not known to be stopped: native code may hold the GIL."""
 
 _LOOK_SECONDS = 1.0
 _DEATH_BEHIND_SECONDS = 3.0
@@ -40,8 +50,10 @@ class Watch:
         self._hosts = hosts
         self._pulse = pulse
         self._options = options
+        self._progress = Progress(pulse)
         self._looked_at = 0.0
         self._calls: dict[Stored, Pending] = {}
+        self._dropped: Sequence[Pending] = ()
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
 
     def add(self, call: Pending) -> None:
@@ -54,7 +66,12 @@ class Watch:
     def forget(self, hosts: Sequence[Host]) -> None:
         """Drops the calls to some processes."""
         gone = {id(host) for host in hosts}
+        self._dropped = [call for call in self._dropped if id(call.handle.host) not in gone]
         self._calls = {ref: call for ref, call in self._calls.items() if id(call.handle.host) not in gone}
+
+    def running_in(self, host: Host) -> Pending | None:
+        """The call that a process may still execute, also after a failure has dropped all calls."""
+        return next((call for call in (*self._dropped, *self._calls.values()) if call.handle.host is host), None)
 
     def queue_of(self, host: Host) -> list[Pending]:
         """The calls to a process that are not known to have finished, in the order of their execution."""
@@ -94,7 +111,7 @@ class Watch:
         self.ask_for_signs_of_life(seconds=seconds)
         for host in self._hosts():
             if host.died is not None:
-                self._calls.clear()
+                self._drop_all()
                 raise host.died
 
     def look_at_silence(self) -> None:
@@ -103,16 +120,35 @@ class Watch:
             return
         self._looked_at = time.monotonic()
         if self._pulse.is_head_lost():
-            self._calls.clear()
+            self._drop_all()
             raise ray_ended() if has_ray_ended() else head_lost(self._pulse.head, self._pulse.head_silent_seconds())
-        silent = {host: self._pulse.silent_seconds(host.heart) for host in self._hosts()}
-        for host, seconds in silent.items():
-            if seconds > self._options.hang_timeout_seconds:
+        for host in self._hosts():
+            if self.is_silent(host):
                 process = self._process(host)
-                is_starting = any(method.endswith(".__init__") for method in process.methods)
-                if not is_starting or seconds > self._options.start_timeout_seconds:
-                    self._calls.clear()
-                    raise hang(process, seconds)
+                self._drop_all()
+                raise hang(process, self._pulse.silent_seconds(host.heart))
+        self._look_at_progress()
+
+    def _look_at_progress(self) -> None:
+        """Raises an error if a call takes too long, or if no process that executes a call makes progress."""
+        options, found = self._options, self._progress.look(self._hosts())
+        seconds, is_late = self._progress.still_seconds, False
+        if (late := self._progress.longest(found)) is not None and late.seconds > options.call_timeout_seconds:
+            found, seconds, is_late = [late], late.seconds, True
+        elif seconds < options.hang_timeout_seconds:
+            return
+        stalled = [Stalled(self._process(each.host), each.call, each.stack) for each in found]
+        self._drop_all()
+        raise call_late(stalled[0], seconds) if is_late else stall(stalled, seconds)
+
+    def is_silent(self, host: Host) -> bool:
+        """Whether a process has sent no heartbeat for too long, or for less long but is known to be stopped."""
+        seconds = self._pulse.silent_seconds(host.heart)
+        patience = self._options.hang_timeout_seconds * (1.0 if host.is_stopped() else _PATIENCE_FACTOR)
+        if seconds <= patience:
+            return False
+        is_starting = any(call.method == "__init__" for call in self.queue_of(host))
+        return not is_starting or seconds > self._options.start_timeout_seconds
 
     def ask_for_signs_of_life(self, *, seconds: float) -> None:
         """Pings all processes: the ping of a busy actor waits in its queue, that of a dead actor fails immediately."""
@@ -128,26 +164,26 @@ class Watch:
             host.sign_of_life = None
             try:
                 host.info = ray.get(reference)
-            except RayActorError as error:
+            except DEATHS as error:
                 host.died = self._death(host, error)
 
     def translated(self, error: RayError, failed: Pending | None = None) -> Exception:
         """Ray's error as one of this package's; drops all pending calls."""
         if isinstance(error, RayTaskError) and isinstance(error.cause, CallFailed):
             self._look_for_death_behind(error.cause.error)
-            self._calls.clear()
+            self._drop_all()
             error.cause.error.__cause__ = error.cause.cause
             return error.cause.error
         if _ray_has_ended_or_does():  # its actors and objects went with it
-            self._calls.clear()
+            self._drop_all()
             return ray_ended()
-        if isinstance(error, RayActorError):
-            dead = [host for host in self._hosts() if host.actor._actor_id.hex() == error.actor_id]
+        if isinstance(error, DEATHS):
+            dead = [host for host in self._hosts() if host.actor._actor_id.hex() == _actor_id(error, failed)]
             if dead:
                 dead[0].died = dead[0].died or self._death(dead[0], error)
-                self._calls.clear()
+                self._drop_all()
                 return dead[0].died
-        self._calls.clear()
+        self._drop_all()
         place = failed.handle if failed else None
         message, remedy = backend_failure(type(error).__name__, str(error))
         return WorkerError(
@@ -159,6 +195,10 @@ class Watch:
             method=failed.method if failed else "unknown",
             worker_traceback=str(error),
         )
+
+    def _drop_all(self) -> None:
+        self._dropped = list(self._calls.values())
+        self._calls.clear()
 
     def _note(self, call: Pending, answer: object) -> None:
         """Records that a call has succeeded, and what its rank measured."""
@@ -181,13 +221,20 @@ class Watch:
             if all(host.sign_of_life is None for host in failed):
                 return
 
-    def _death(self, host: Host, error: RayActorError) -> WorkerDied:
+    def _death(self, host: Host, error: RayError) -> WorkerDied:
         report = str(error) if "creation task" in str(error) else ""
         return death(self._process(host), how_it_ended(str(error)), report=report)
 
     def _process(self, host: Host) -> Process:
         methods = [f"{call.handle.role}.{call.method}" for call in self.queue_of(host)]
         return Process(host.pool.name, host.roles, host.rank, host.info, methods)
+
+
+def _actor_id(error: RayError, failed: Pending | None) -> str | None:
+    """The actor that has died; Ray's error for a lack of memory does not name it."""
+    if isinstance(error, RayActorError):
+        return error.actor_id
+    return None if failed is None else host_of(failed.handle).actor._actor_id.hex()
 
 
 def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:

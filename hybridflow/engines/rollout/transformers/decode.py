@@ -14,6 +14,7 @@ from hybridflow.engines.rollout.sampling import draw
 from hybridflow.engines.rollout.stop_strings import StopSearch
 from hybridflow.engines.rollout.transformers.attention import GrowingLayer, next_logits
 from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, FixedMemory, FixedStep, Prefill
+from hybridflow.observability.activity import ACTIVITY
 
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
@@ -148,6 +149,7 @@ def decode(
                 if num_unfinished < COMPACT_BELOW * len(is_unfinished):
                     step.keep(is_unfinished.nonzero()[:, 0])
         step.advance()
+        ACTIVITY.advance()
     tokens, logprobs = step.results()
     # A finished row is decoded until it is removed: its first end counts.
     is_end = torch.isin(tokens, ends)

@@ -78,7 +78,7 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         return result
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """See `TrainEngine.train_step`. Raises `EngineError` if the gradient is not finite."""
+        """See `TrainEngine.train_step`. Raises `NumericError` for a step that the guards refuse."""
         self.onload(Part.parameters)
         optimizer = self.optimizer
         self._clear_gradients()
@@ -96,7 +96,7 @@ class FsdpEngine(EngineShell[MasterAdamW]):
             parameter.take_gradient()
         limit = self._training.optimizer.max_grad_norm or float("inf")
         norm = clipped_norm(self._parameters, self._shards, limit=limit)
-        metrics |= self.optimizer_step(norm, optimizer.step_at)
+        metrics = self.optimizer_step(norm, optimizer.step_at, metrics)
         self._clear_gradients()
         return metrics
 
@@ -113,6 +113,10 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         self.onload(Part.parameters)
         slots = self._bindable(slots)
         return {name for parameter in self._parameters for name in bind_parameter(parameter, slots)}
+
+    @property
+    def _num_replicas(self) -> int:
+        return self._training.parallelism.replicas
 
     def _make_optimizer(self) -> MasterAdamW:
         return make_optimizer([piece for piece, _ in self._trained()], self._training.optimizer)
@@ -155,7 +159,7 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         return self._microbatches(batch, multiple_of=self.mesh.axis_size("sequence"), in_step=True)
 
     def _reduce_over_replicas(self, is_last: bool) -> None:
-        """Replicas sum their gradients once per step; the shards of a replica do so after each micro-batch."""
+        """Replicas sum their gradients once per step; the shards of a replica do so after each microbatch."""
         if isinstance(self._outputs, FSDPModule) and self._training.parallelism.replicas > 1:
             self._outputs.set_requires_all_reduce(is_last)
 

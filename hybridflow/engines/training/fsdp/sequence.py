@@ -1,6 +1,6 @@
 """Ulysses sequence parallelism (arXiv:2309.14509).
 
-Each rank runs the model on its share of a micro-batch's tokens. Around attention an all-to-all exchanges tokens for
+Each rank runs the model on its share of a microbatch's tokens. Around attention an all-to-all exchanges tokens for
 heads: each rank then has all tokens for its own heads.
 """
 

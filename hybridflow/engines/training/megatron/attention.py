@@ -19,7 +19,7 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """The inputs of attention for a micro-batch's N tokens: their sequences, and their rotary embeddings."""
+    """The inputs of attention for a microbatch's N tokens: their sequences, and their rotary embeddings."""
 
     packing: Packing
     cosine: Float[Tensor, "N size"]
@@ -27,7 +27,7 @@ class PackedTokens:
 
 
 Rotary = Callable[[Packing, torch.dtype], PackedTokens]
-"""Maps a micro-batch's packing and the dtype of the hidden states to the rotations of its positions."""
+"""Maps a microbatch's packing and the dtype of the hidden states to the rotations of its positions."""
 
 
 def make_rotary(config: PreTrainedConfig, device: torch.device) -> Rotary:

@@ -33,6 +33,7 @@ from hybridflow.engines.training.state_files import SteppedTensor
 from hybridflow.models.geometry import read_geometry
 from hybridflow.models.loading import read_description, torch_dtype
 from hybridflow.models.shard_files import read_into
+from hybridflow.observability.activity import ACTIVITY
 from hybridflow.observability.metrics import Metrics, merge
 from hybridflow.parallel.layout import WeightShard
 
@@ -83,6 +84,7 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
             chunk.eval()
 
         def loss_func(micro: MicroBatch, outputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            ACTIVITY.advance()
             on_cpu = {name: flat.float().cpu() for name, flat in outputs.items()}
             return next(iter(outputs.values())).sum(), on_cpu
 
@@ -91,7 +93,7 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         return joined_outputs(zip(micros, outputs_of_last_stage(reports), strict=True))
 
     def train_step(self, batch: Batch, loss_fn: LossFn, *, temperature: float) -> Metrics:
-        """See `TrainEngine.train_step`. Raises `EngineError` if the gradient is not finite."""
+        """See `TrainEngine.train_step`. Raises `NumericError` for a step that the guards refuse."""
         self.onload(Part.parameters)
         optimizer = self.optimizer
         for chunk in self.chunks:
@@ -107,7 +109,7 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
             reports = self._run(micros, loss_func, loss_fn.outputs, temperature=temperature, with_gradient=True)
         metrics = metrics_of_last_stage(merge(reports))
         norm = optimizer.grad_norm()
-        metrics |= self.optimizer_step(norm, lambda rate: optimizer.step(norm, learning_rate=rate))
+        metrics = self.optimizer_step(norm, lambda rate: optimizer.step(norm, learning_rate=rate), metrics)
         if self._training.offload_optimizer:
             optimizer.free_gradients()
         return metrics

@@ -84,7 +84,7 @@ class ChunkOptimizer:
     def reducing(self) -> Iterator[None]:
         """Within it, a backward pass sums gradients over data-parallel ranks, each bucket as soon as it is complete.
 
-        All micro-batches but the last accumulate without communication. Later pipeline stages, which finish their
+        All microbatches but the last accumulate without communication. Later pipeline stages, which finish their
         backward passes first, reduce at the end, as in Megatron-Core's training loop. Passes without gradients must not
         run within it: a forward-only schedule never leaves `no_sync`.
         """

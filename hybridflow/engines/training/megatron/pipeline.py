@@ -1,4 +1,4 @@
-"""Runs micro-batches through pipeline stages: the 1F1B schedule, or forward passes alone."""
+"""Runs microbatches through pipeline stages: the 1F1B schedule, or forward passes alone."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from hybridflow.parallel.collectives import broadcast_bytes
 ReportT = TypeVar("ReportT")
 
 LossFunc = Callable[[MicroBatch, dict[str, Tensor]], tuple[Tensor, ReportT]]
-"""Called on the last stage: maps a micro-batch and its outputs to a loss and a report."""
+"""Called on the last stage: maps a microbatch and its outputs to a loss and a report."""
 
 
 def run_pipeline(
@@ -34,11 +34,11 @@ def run_pipeline(
     rotary: Rotary,
     with_gradient: bool,
 ) -> list[ReportT]:
-    """The report of `loss_func` for each micro-batch, in order, on ranks of the last stage; an empty list on others.
+    """The report of `loss_func` for each microbatch, in order, on ranks of the last stage; an empty list on others.
 
     `loss_func` receives the named `outputs`. With `with_gradient`, the gradients of the summed losses are left in the
     parameters' `main_grad`, summed over data-parallel ranks. The layout's process groups must be active. With virtual
-    stages, the number of micro-batches must be a multiple of the number of pipeline ranks.
+    stages, the number of microbatches must be a multiple of the number of pipeline ranks.
     """
 
     def step(remaining: Iterator[MicroBatch], module: Chunk | DistributedDataParallel):
@@ -72,7 +72,7 @@ def unwrapped(module: Chunk | DistributedDataParallel) -> Chunk:
 
 
 def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The last stage's outputs for each micro-batch, on all stages."""
+    """The last stage's outputs for each microbatch, on all stages."""
     own = {f"{number}/{name}": flat for number, named in enumerate(outputs) for name, flat in named.items()}
     found: dict[int, dict[str, Tensor]] = {}
     for key, flat in load(_from_last_stage(save(own))).items():

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -137,6 +140,23 @@ def test_what_is_saved_comes_back_bit_for_bit_and_training_goes_on_the_same(
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(("steps", "dtype"), [(0, Dtype.float32), (2, Dtype.float32), (1, Dtype.bfloat16)])
+def test_a_snapshot_is_restored_bit_for_bit_and_training_goes_on_the_same(toy_dir, steps, dtype, is_new):
+    engine = language_engine(toy_dir(), dtype=dtype)
+    for seed in range(steps):
+        stepped(engine, sequences(seed=seed), likelihood_loss)
+    kept, rows = engine.snapshot(), sequences(seed=5)
+    stepped(engine, rows, likelihood_loss)
+    wanted = weights(engine)
+    stepped(engine, sequences(seed=6), likelihood_loss)
+    restored = language_engine(toy_dir(seed=1), dtype=dtype) if is_new else engine
+    restored.roll_back(kept)
+    assert restored.steps == steps
+    stepped(restored, rows, likelihood_loss)
+    assert largest_difference(weights(restored), wanted) == 0.0
+
+
 def test_an_architecture_without_known_names_is_saved_by_transformers_and_goes_on_the_same(toy_dir, tmp_path):
     gemma = partial(toy_dir, "gemma2", tie_word_embeddings=True)
     engine = language_engine(gemma())
@@ -264,3 +284,22 @@ def test_an_engine_without_references_is_freed_at_once(toy_dir, monkeypatch, off
         monkeypatch.setattr(engine_setup, "host_link", lambda device: LateLink())
     settings = {"dtype": Dtype.bfloat16, "offload_optimizer": offloads}
     assert is_freed_at_once(lambda: language_engine(toy_dir(), **settings), sequences())
+
+
+@pytest.mark.parametrize(("architecture", "free"), [("llama", 0), ("gemma2", 1 << 40)], ids=["no memory", "no names"])
+def test_what_cannot_be_copied_is_written_before_training_continues(
+    toy_dir, tmp_path, monkeypatch, caplog, architecture, free
+):
+    engine = language_engine(toy_dir(architecture))
+    memory = SimpleNamespace(available=free, total=1 << 30)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    write = engine.save_later(tmp_path)
+    before = load_file(tmp_path / "huggingface" / "model.safetensors")
+    stepped(engine, sequences(), likelihood_loss)
+    write()
+    after = load_file(tmp_path / "huggingface" / "model.safetensors")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    warnings = [record.getMessage() for record in caplog.records if "host memory" in record.getMessage()]
+    assert [("0.0 GiB are free. Set trainer.async_save=false" in warning) for warning in warnings] == [True] * (
+        not free
+    )

@@ -1,4 +1,4 @@
-"""What models say of a micro-batch's response tokens."""
+"""What models say of a microbatch's response tokens."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def capped_model():
 
 
 def asked(model, micro, **settings):
-    """Outputs of a micro-batch, and the gradient of all parameters for a loss of both outputs."""
+    """Outputs of a microbatch, and the gradient of all parameters for a loss of both outputs."""
     use_packed_attention(model)
     model.zero_grad()
     outputs = LanguageOutputs(model, **settings)(micro, ("logprobs", "entropy"), TEMPERATURE)

@@ -1,4 +1,4 @@
-"""Passes over micro-batches: forward columns, and gradients that add up."""
+"""Passes over microbatches: forward columns, and gradients that add up."""
 
 import pytest
 import torch

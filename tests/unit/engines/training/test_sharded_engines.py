@@ -20,7 +20,7 @@ from hybridflow.engines.training.interface import Loss, LossFn, Part, TrainEngin
 from hybridflow.engines.training.state_files import FIRST_MOMENT, SECOND_MOMENT
 from hybridflow.errors import EngineError
 from hybridflow.parallel.boxes import Box
-from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, on, train
+from tests.parity.divided import Case, copies, engine_of, global_batch, loss_of, mesh_of, on, own_rows, train
 from tests.spmd import preload, run_ranks
 from tests.toys import logprobs_of, stepped
 from tests.unit.engines.training.engines import is_freed_at_once, summed
@@ -112,6 +112,39 @@ def test_each_rank_holds_its_boxes_of_the_saved_weights_and_no_more(
             assert held[name] == copied * weights[name].numel(), name
 
 
+def rolled_back(rank: int, case: Case) -> tuple[bool, bool]:
+    """Whether a step changes a rank's weights, and whether the same step after a roll back gives the same bits."""
+    engine, mesh = engine_of(case, rank), mesh_of(case)
+
+    def after_step(seed: int) -> list[Tensor]:
+        batch = global_batch(seed, "language")
+        rows = own_rows(batch, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
+        stepped(engine, rows, loss_of(batch, "language"))
+        return [shard.tensor for shard in copies(engine)]
+
+    after_step(0)
+    kept = engine.snapshot()
+    first, second = after_step(1), after_step(2)
+    engine.roll_back(kept)
+    again = after_step(1)
+    return not all(map(torch.equal, first, second)), all(map(torch.equal, again, first))
+
+
+@pytest.mark.parametrize(
+    ("engine", "architecture", "ranks", "sizes"),
+    [
+        on("fsdp", "qwen3", 2, {}),
+        on("fsdp", "qwen3_moe", 2, {}),
+        on("megatron", "qwen3", 2, {"tensor": 2}),
+        on("megatron", "llama", 2, {}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+def test_a_snapshot_is_restored_bit_for_bit(toy_dir, engine, architecture, ranks, sizes, dtype):
+    case = replace(case_of(toy_dir, engine, architecture, **sizes), ranks=ranks, dtype=dtype)
+    assert run_ranks(rolled_back, ranks, case) == [(True, True)] * ranks
+
+
 def idle_rank(rank: int, case: Case) -> tuple[list[float], float]:
     """One data-parallel rank has all rows, the other none."""
     engine, batch = engine_of(case, rank), global_batch(0, "language")
@@ -195,7 +228,7 @@ def test_memory_that_moves_away_and_back_changes_nothing(toy_dir, tmp_path, engi
 
 
 def fail(engine: TrainEngine, batch: Batch) -> None:
-    """A step whose loss fails once gradients of another micro-batch are there."""
+    """A step whose loss fails once gradients of another microbatch are there."""
     plain, calls = loss_of(batch, "language"), []
 
     def loss_fn(outputs, columns) -> Loss:

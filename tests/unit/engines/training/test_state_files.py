@@ -14,8 +14,8 @@ from hybridflow.engines.training.state_files import (
     StateShard,
     load_state,
     load_weights,
-    save_state,
-    save_weights,
+    plan_state,
+    plan_weights,
 )
 from hybridflow.errors import CheckpointError, EngineError
 from hybridflow.parallel.boxes import Box, slices_within
@@ -89,8 +89,8 @@ def ranks_of(rank: int, size: int) -> Ranks:
 def save_all(rank: int, size: int, layout: str, directory: Path) -> None:
     ranks = ranks_of(rank, size)
     weights = shards_of("weight", layout, rank, size, fill=True)
-    save_weights(directory, weights, ranks, write_rest=lambda directory: None)
-    save_state(directory, state_of(layout, rank, size, fill=True), 3, ranks)
+    plan_weights(directory, weights, ranks, write_rest=lambda directory: None).write()
+    plan_state(directory, state_of(layout, rank, size, fill=True), 3, ranks).write()
 
 
 def load_all(rank: int, size: int, layout: str, directory: Path) -> int:
@@ -124,7 +124,7 @@ def test_state_saved_in_one_layout_is_the_same_in_another(tmp_path, saved, read)
 def test_a_view_into_a_larger_tensor_is_saved_and_filled_as_it_is(tmp_path):
     held = torch.arange(24.0).view(4, 6)
     view = WeightShard("w", held.t()[1:3], TensorLayout.full((2, 4)))
-    save_state(tmp_path, [(FIRST_MOMENT, view)], 0, Ranks.alone())
+    plan_state(tmp_path, [(FIRST_MOMENT, view)], 0, Ranks.alone()).write()
     before, held[:] = held.clone(), 0.0
     load_state(tmp_path, [(FIRST_MOMENT, view)], Ranks.alone())
     assert torch.equal(held[:, 1:3], before[:, 1:3])
@@ -134,7 +134,7 @@ def test_a_view_into_a_larger_tensor_is_saved_and_filled_as_it_is(tmp_path):
 
 
 def test_moments_that_were_not_there_yet_are_zero(tmp_path):
-    save_state(tmp_path, [], 0, Ranks.alone())
+    plan_state(tmp_path, [], 0, Ranks.alone()).write()
     state = state_of("whole", 0, 1, fill=False)
     assert load_state(tmp_path, state, Ranks.alone()) == 0
     assert all(not shard.tensor.any() for _, shard in state)
@@ -151,8 +151,8 @@ def test_a_float32_copy_that_was_not_saved_is_the_saved_weight(tmp_path):
 def test_a_float32_copy_that_was_saved_is_taken_before_the_rounded_weight(tmp_path):
     exact = WeightShard.full("w", torch.rand(5))
     rounded = WeightShard.full("w", exact.tensor.bfloat16())
-    save_weights(tmp_path, [rounded], Ranks.alone(), write_rest=lambda directory: None)
-    save_state(tmp_path, [(MASTER, exact)], 0, Ranks.alone())
+    plan_weights(tmp_path, [rounded], Ranks.alone(), write_rest=lambda directory: None).write()
+    plan_state(tmp_path, [(MASTER, exact)], 0, Ranks.alone()).write()
     read, copy = WeightShard.full("w", torch.zeros(5)), WeightShard.full("w", torch.zeros(5))
     load_weights(tmp_path, [read], Ranks.alone())
     assert torch.equal(read.tensor, rounded.tensor.float())
@@ -234,7 +234,7 @@ def test_state_that_one_rank_cannot_take_is_refused_by_all(tmp_path):
 
 def save_to_a_file(rank: int, directory: Path) -> str:
     try:
-        save_state(directory, state_of("whole", rank, 2, fill=True), 0, ranks_of(rank, 2))
+        plan_state(directory, state_of("whole", rank, 2, fill=True), 0, ranks_of(rank, 2)).write()
     except (CheckpointError, EngineError, OSError) as error:
         return str(error)
     return "written"

@@ -18,7 +18,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers"
 
 
 def trained(rank: int, case: Case, overlapped: bool) -> bytes:
-    """Three steps with unequal numbers of rows and micro-batches, a pass without gradient before each: weights, norms,
+    """Three steps with unequal numbers of rows and microbatches, a pass without gradient before each: weights, norms,
     the number of buckets that a rank sums, and how many sums of each step began before the backward pass had ended."""
     optimizer.BUCKET_ELEMENTS = 2000
     if not overlapped:

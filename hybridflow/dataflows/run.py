@@ -1,0 +1,112 @@
+"""The objects that the training loop works with, and how a run ends."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from hybridflow.config.loop import Trainer
+from hybridflow.controller.backends.interface import Abandons
+from hybridflow.controller.batch_ref import BatchRef
+from hybridflow.dataflows.evaluation import Decode, Evaluate
+from hybridflow.dataflows.interface import Dataflow, Stream
+from hybridflow.dataflows.roles import Policy, Trainable
+from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.stopping import Stop
+from hybridflow.elastic.survival import Survival
+from hybridflow.errors import Advice
+from hybridflow.observability.performance import StageTimers
+from hybridflow.observability.trace import CallTrace
+from hybridflow.observability.trackers.interface import Tracker
+
+AfterStep = Callable[[int, dict[str, float]], bool]
+"""Called with a step and its metrics, including those of its evaluation; returns whether the run ends after it."""
+
+
+class Loader(Stream, Protocol):
+    """A stream of batches whose position can be saved and restored."""
+
+    @property
+    def epoch(self) -> int:
+        """The pass over the data, from 0, in which the next batch begins."""
+        ...
+
+    def state(self) -> dict[str, int]:
+        """The position."""
+        ...
+
+    def restore(self, state: dict[str, int]) -> None:
+        """Restores a position."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """The objects that the loop works with.
+
+    `trace` has the calls that have ended, `calls` those in flight; `stop` decides when the run ends; `report` writes
+    the report page.
+    """
+
+    trainer: Trainer
+    dataflow: Dataflow
+    streams: Mapping[str, Loader]
+    """The loaders; `prompts` yields the batches of the steps."""
+
+    evaluations: Sequence[Evaluate]
+    tracker: Tracker
+    timers: StageTimers
+    checkpoints: CheckpointStore
+    learners: Mapping[str, Trainable]
+    policies: Sequence[Policy]
+    decode: Decode
+    trace: CallTrace
+    num_devices: int
+    config: Mapping[str, object]
+    calls: Abandons
+    inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Fingerprints of the files that the run reads, by source and file."""
+    stop: Stop = field(default_factory=Stop)
+    survival: Survival | None = None
+    """Decides how the run continues after faults; without it, it ends at the first."""
+    report: Callable[[], None] = lambda: None
+    begun: Callable[[], None] = lambda: None
+    """Called once all roles have their weights, before the first evaluation or step."""
+    after_step: AfterStep = lambda step, metrics: False
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run after a step, in memory."""
+
+    step: int
+    state: Mapping[str, Any]
+    """The driver's."""
+
+    roles: Mapping[str, BatchRef]
+    """Those of the trained roles, on the nodes of their ranks."""
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """How a run was stopped before its last step."""
+
+    by: str
+    saved_step: int
+    """The step of the last checkpoint; 0 for none."""
+
+    abandoned: str = ""
+    """A description of the step or evaluation that was abandoned."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: its steps, the last evaluation and checkpoint, and the first and last evaluated steps."""
+
+    steps: int
+    evaluation: dict[str, float]
+    checkpoint: Path | None
+    stopped: Stopped | None = None
+    evaluated: tuple[int, int] = (0, 0)
+    warnings: Sequence[Advice] = ()
+    """Signs in the latest steps that nothing is being learned."""

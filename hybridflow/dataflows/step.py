@@ -1,0 +1,30 @@
+"""The size of a training step, and the place of an error in a run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hybridflow.batch import Batch
+from hybridflow.dataflows.interface import Dataflow
+from hybridflow.errors import HybridflowError, RewardError, explained
+
+
+def size_of(dataflow: Dataflow, prompts: Batch) -> tuple[int, int]:
+    """Tokens and sequences of a step; KTO's mismatched responses are not counted."""
+    batch = dataflow.last_batch
+    if batch is None:
+        learned = ("prompt_ids", "response_ids", "chosen_ids", "rejected_ids")
+        tokens = {name: len(prompts.tokens(name).values) for name in learned if name in prompts}
+        texts = 2 if "chosen_ids" in tokens else 1  # a pair is two texts with one prompt
+        return sum(tokens.values()) + (texts - 1) * tokens.get("prompt_ids", 0), texts * len(prompts)
+    return int(batch.lengths.sum()), len(batch)
+
+
+@contextmanager
+def failing_in(what: str) -> Iterator[None]:
+    """Prefixes a reward's error with where it failed: functions are called in training and in evaluations."""
+    try:
+        yield
+    except HybridflowError as error:
+        if isinstance(cause := explained(error), RewardError):
+            cause.message = f"In {what}: {cause.message}"
+        raise

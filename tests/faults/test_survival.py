@@ -1,0 +1,126 @@
+"""Runs on Ray whose worker processes die or hang: they continue, and give the numbers of a run without faults."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hybridflow.controller import Backend
+from hybridflow.elastic.recovery import FAULTS_FILE
+from tests.distributed.processes import Processes
+from tests.distributed.runs import sample_rows, steps_of
+from tests.distributed.trapped import ALGORITHMS, Command
+
+pytestmark = pytest.mark.ray
+
+MakeCommand = Callable[[], Command]
+MakeWhole = Callable[..., Command]
+APART = [
+    "trainer.devices=2",
+    "placement={pools: {training: {devices: 1}, generation: {devices: 1}}}",
+    "placement={roles: {actor: training, rollout: generation, reward: generation}}",
+]
+IN_STEP_4 = "6 SIGKILL 0"
+"""Scored so far by the process: held-out prompts, two steps, held-out prompts, a step."""
+
+
+@pytest.fixture
+def command(processes: Processes, tmp_path: Path) -> MakeCommand:
+    """A command of six steps."""
+    return lambda: Command(processes, tmp_path, *ALGORITHMS["grpo"])
+
+
+@pytest.fixture(scope="module")
+def whole(ray_backend: Backend, processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> MakeWhole:
+    """A function: words -> the run without faults."""
+
+    @cache
+    def of(*words: str) -> Command:
+        run = Command(processes, tmp_path_factory.mktemp("whole"), *ALGORITHMS["grpo"])
+        ended = run.here("trainer.backend=ray", *words)
+        assert ended.status == 0, ended.said
+        return run
+
+    return of
+
+
+def faults_of(run: Command) -> list[dict]:
+    return [json.loads(line) for line in (run.run_dir / FAULTS_FILE).read_text().splitlines()]
+
+
+def assert_is_whole(run: Command, whole: Command) -> None:
+    assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
+    assert run.rows() == whole.rows()
+    assert sample_rows(run.run_dir) == sample_rows(whole.run_dir)
+
+
+def test_a_trained_model_that_dies_is_restored_and_no_row_is_lost_or_repeated(
+    ray_backend: Backend, command: MakeCommand, whole: MakeWhole
+):
+    run = command()
+    run.trap.write_text(IN_STEP_4)
+    ended = run.here("trainer.backend=ray")
+    assert ended.status == 0, ended.said
+    assert_is_whole(run, whole())
+    fault, *_ = faults_of(run)
+    assert (fault["fault"], fault["role"], fault["rank"], fault["pools"]) == ("WorkerDied", "actor+reward", 0, "main")
+    assert fault["step"] == 3 and 1 <= fault["resumed_step"] <= 3
+    assert "fault: The process of rank 0 of 'actor+reward'" in ended.words
+    assert "recovered: new processes in pool=main" in ended.words
+
+
+def test_a_rollout_that_dies_is_replaced_and_its_step_begins_again(
+    ray_backend: Backend, command: MakeCommand, whole: MakeWhole
+):
+    run = command()
+    run.trap.write_text(IN_STEP_4)
+    ended = run.here("trainer.backend=ray", *APART)
+    assert ended.status == 0, ended.said
+    assert_is_whole(run, whole(*APART))
+    [fault] = faults_of(run)
+    assert (fault["pools"], fault["step"], fault["resumed_step"]) == ("generation", 3, 3)
+
+
+def test_a_run_ends_after_too_many_faults_and_says_so(ray_backend: Backend, command: MakeCommand):
+    run = command()
+    run.trap.write_text("1 SIGKILL 0")  # every process, in its first call
+    ended = run.here("trainer.backend=ray", "trainer.max_faults=1")
+    assert ended.status == 1
+    assert f"The run ends here, after 2 faults within an hour (trainer.max_faults=1); {run.run_dir}" in ended.words
+    assert [fault["step"] for fault in faults_of(run)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_replaced(ray_backend: Backend, command: MakeCommand, whole: MakeWhole):
+    run = command()
+    stopper = threading.Thread(target=_stop_a_worker, args=(run.run_dir / "metrics.jsonl",), daemon=True)
+    stopper.start()
+    ended = run.here("trainer.backend=ray", "trainer.hang_timeout_seconds=12", *APART)
+    stopper.join()
+    assert ended.status == 0, ended.said
+    assert_is_whole(run, whole(*APART))
+    assert [fault["fault"] for fault in faults_of(run)] == ["WorkerHangs"]
+
+
+def _stop_a_worker(metrics: Path) -> None:
+    """Stops a worker process of the test's own run once it has logged two steps."""
+    before = {process.pid for process in _workers()}
+    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        time.sleep(0.05)
+    new = sorted((process for process in _workers() if process.pid not in before), key=lambda process: process.pid)
+    new[-1].send_signal(signal.SIGSTOP)
+
+
+def _workers() -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.Process(os.getpid()).children(recursive=True)
+        if (process.cmdline() or [""])[0].startswith("ray::RayHost")
+    ]

@@ -2,13 +2,15 @@
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.elastic import driver_state as json_state
+from hybridflow.elastic.claim import is_held
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, verify, write_manifest
+from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.storage import delete, settle, write_aside
 from hybridflow.errors import CheckpointError
 
@@ -47,21 +49,21 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run.
 
-        store = CheckpointStore(run_dir, keep=2)
-        store.save(40, write=lambda directory: {"actor": all_files(actor.save(directory).result())}, driver_state={})
+        store = CheckpointStore(run_dir, keep=Retention(latest=2))
+        store.save(40, write=lambda directory: {"actor": records_of_what_was_written}, driver_state={})
         checkpoint = store.latest()              # None, or fully verified
 
     Only one process at a time may write to a run's directory.
     """
 
-    def __init__(self, run_dir: Path, *, keep: int = 2, world: int = 1) -> None:
+    def __init__(self, run_dir: Path, *, keep: Retention | None = None, world: int = 1) -> None:
         self.run_dir = run_dir
         self.directory = run_dir / "checkpoints"
-        self.keep = keep
+        self.keep = keep or Retention()
         self.world = world
 
     def save(self, step: int, write: Callable[[Path], Parts], driver_state: dict) -> Path:
-        """Writes a checkpoint and returns its path; then deletes old ones beyond `keep`.
+        """Writes a checkpoint and returns its path; then deletes those that `keep` does not keep.
 
         `write` fills the directory it is given, where each worker saves its own files, and returns what each role
         wrote. The checkpoint appears only when all of it is on disk and visible to this process. If anything fails,
@@ -76,7 +78,7 @@ class CheckpointStore:
             (partial / DRIVER_STATE).write_text(state)
             fault_point("before_manifest")
             write_manifest(partial, parts, step=step, world=self.world)
-        _prune(self.paths(), keep=self.keep, just_written=final)
+        self._prune(just_written=final)
         return final
 
     def latest(self) -> Checkpoint | None:
@@ -125,12 +127,61 @@ class CheckpointStore:
         """The newest checkpoint whose files have the right sizes, without reading their contents."""
         return next((path for path in reversed(self.paths()) if _is_intact(path)), None)
 
+    def _prune(self, *, just_written: Path) -> None:
+        """Deletes intact checkpoints that are not kept, and damaged ones older than the latest that are.
+
+        Never deletes the one just written, nor one that a run is resuming from. Deletes a symbolic link, but not its
+        target. A checkpoint that cannot be deleted stays, with a warning.
+        """
+        steps = {step_of(path): path for path in self.paths()}
+        evaluations = {step: _evaluation(path) for step, path in steps.items() if _is_intact(path)}
+        kept = self.keep.kept(evaluations | {step_of(just_written): _evaluation(just_written)})
+        oldest = sorted(evaluations)[-max(self.keep.latest, 1) :][0]
+        for step, path in steps.items():
+            is_expired = step not in kept and (step in evaluations or step < oldest)
+            if is_expired and path != just_written:
+                _delete(path)
+
+
+def _delete(path: Path) -> None:
+    target = path.resolve() if path.is_symlink() else None
+    if is_held(path):
+        logger.info("checkpoint=%s is being loaded, and will be deleted after a later save", path)
+        return
+    try:
+        delete(path)
+    except OSError as error:
+        logger.warning("checkpoint=%s could not be deleted: %s", path, error)
+    else:
+        logger.info(
+            "checkpoint=%s %s", path, "deleted" if target is None else f"was a link to {target}: deleted the link"
+        )
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint's directory."""
+    return int(path.name.removeprefix("step_"))
+
+
+def _evaluation(path: Path) -> dict[str, float]:
+    """The metrics of the evaluation at the step of a checkpoint; empty if there was none."""
+    state = _saved_state(path)
+    evaluation, evaluated = state.get("evaluation"), state.get("evaluated")
+    is_own = isinstance(evaluated, list) and evaluated[-1:] == [state.get("step")]
+    return evaluation if is_own and isinstance(evaluation, dict) else {}
+
 
 def saved_config(path: Path) -> dict[str, object]:
     """The settings in a checkpoint, without verifying it; empty if they cannot be read."""
+    found = _saved_state(path).get("config")
+    return found if isinstance(found, dict) else {}
+
+
+def _saved_state(path: Path) -> dict[str, object]:
+    """The driver's state in a checkpoint, without verifying it; empty if it cannot be read."""
     try:
-        found = json_state.loads((path / DRIVER_STATE).read_text()).get("config")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        found = json_state.loads((path / DRIVER_STATE).read_text())
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -141,27 +192,6 @@ def steps_below(directory: Path) -> list[Path]:
         return []
     numbered = [(_STEP.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir()]
     return [path for _, path in sorted((int(found[1]), path) for found, path in numbered if found)]
-
-
-def _prune(paths: Sequence[Path], *, keep: int, just_written: Path) -> None:
-    """Deletes the checkpoints older than the newest `keep` intact ones (by file sizes); `paths` are oldest first.
-
-    Never deletes the one just written. Deletes a symbolic link, but not its target. A checkpoint that cannot be deleted
-    stays, with a warning.
-    """
-    intact = [path for path in paths if path == just_written or _is_intact(path)]
-    oldest_kept = intact[-max(keep, 1) :][0]
-    for path in paths[: paths.index(oldest_kept)]:
-        target = path.resolve() if path.is_symlink() else None
-        if path == just_written:
-            continue
-        try:
-            delete(path)
-        except OSError as error:
-            logger.warning("checkpoint=%s could not be deleted: %s keep_checkpoints=%d", path, error, keep)
-        else:
-            how = f"deleted keep_checkpoints={keep}" if target is None else f"was a link to {target}: deleted the link"
-            logger.info("checkpoint=%s %s", path, how)
 
 
 def _is_intact(path: Path) -> bool:

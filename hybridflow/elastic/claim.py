@@ -1,4 +1,7 @@
-"""A lock on a run's directory, so that one run at a time writes to it; it ends with the process."""
+"""Locks on a run's directory, so that one run at a time writes to it, and on a checkpoint that is being loaded.
+
+They end with the process.
+"""
 
 import fcntl
 import logging
@@ -26,6 +29,10 @@ class _Held:
 
 _held: dict[Path, _Held] = {}
 """The directories that this process has locked, by the path used to claim them."""
+
+
+_loading: dict[Path, int] = {}
+"""The checkpoints that this process holds, and the descriptors of their locks."""
 
 
 def claim(run_dir: Path) -> None:
@@ -70,6 +77,35 @@ def check_unclaimed(run_dir: Path) -> None:
     """Raises `ResourceError` if `claim` would."""
     if is_claimed(run_dir):
         raise _in_use(run_dir, by_own=run_dir.absolute() in _held)
+
+
+def hold(checkpoint: Path) -> None:
+    """Keeps runs from deleting a checkpoint, until `let_go`; does nothing on file systems without locks."""
+    with suppress(OSError):
+        descriptor = os.open(checkpoint, os.O_RDONLY)
+        _loading[checkpoint.absolute()] = descriptor
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def let_go(checkpoint: Path) -> None:
+    """Ends `hold`, if there was one."""
+    descriptor = _loading.pop(checkpoint.absolute(), None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def is_held(checkpoint: Path) -> bool:
+    """Whether any process holds a checkpoint; false on file systems without locks."""
+    descriptor = os.open(checkpoint, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _in_use(run_dir: Path, *, by_own: bool = False) -> ResourceError:

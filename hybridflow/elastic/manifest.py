@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -54,17 +54,17 @@ def write_manifest(directory: Path, parts: Parts, *, step: int, world: int) -> N
     files = dict(sorted((written | rest).items()))
     created = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(FORMAT, step, created, __version__, world, sorted(parts), files)
-    text = json.dumps(asdict(manifest) | {"digest": _digest(manifest)}, indent=1)
-    (directory / MANIFEST).write_text(text + "\n")
+    (directory / MANIFEST).write_text(_text(replace(manifest, digest=_digest(manifest))))
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint directory; checks its format, digest and step."""
+    """The manifest of a checkpoint directory; checks its format, digest and step, and that every byte is as written."""
     path = directory / MANIFEST
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a complete checkpoint.", remedy=_OTHER)
     try:
-        raw = json.loads(path.read_text())
+        text = path.read_text()
+        raw = json.loads(text)
         if raw["format"] != FORMAT or type(raw["format"]) is not int:
             raise CheckpointError(
                 f"{path} has format {raw['format']} (written by hybridflow {raw['hybridflow']}); hybridflow"
@@ -76,6 +76,8 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = Manifest(**raw | {"files": files})
         if _digest(manifest) != manifest.digest:
             raise ValueError("its digest does not match its contents")
+        if _text(manifest) != text:
+            raise ValueError("its text is not as it was written")
         if type(manifest.step) is not int or manifest.step < 0:
             raise ValueError(f"step is {manifest.step!r}, not a number of steps")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -122,6 +124,10 @@ def _check_parts(directory: Path, parts: Parts, here: Mapping[str, int]) -> None
 def _digest(manifest: Manifest) -> str:
     contents = {name: value for name, value in asdict(manifest).items() if name != "digest"}
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+
+
+def _text(manifest: Manifest) -> str:
+    return json.dumps(asdict(manifest), indent=1) + "\n"
 
 
 def _wrong_size(path: Path, record: FileRecord) -> str | None:

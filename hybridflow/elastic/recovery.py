@@ -7,12 +7,17 @@ from pathlib import Path
 
 from hybridflow.config.paths import user_path
 from hybridflow.config.stored_inputs import INPUTS_FOLDER, names
-from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, step_of
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 
 logger = logging.getLogger(__name__)
 
-_OF_A_RUN = ("checkpoints", "config.yaml", "metrics.jsonl", "run.log")
+CONFIG_FILE = "config.yaml"
+FAULTS_FILE = "faults.jsonl"
+"""The file with a line for each fault that a run has survived, or that ended it."""
+
+FILES_OF_A_RUN = ("checkpoints", CONFIG_FILE, "metrics.jsonl", "run.log")
+"""Names of which a run directory has at least one."""
 
 
 def check_links(directory: Path) -> None:
@@ -52,7 +57,7 @@ def holds_run(run_dir: Path) -> bool:
     """Whether the directory holds an earlier run; raises `ConfigError` if it holds only other files."""
     found = run_dir.iterdir() if run_dir.is_dir() else []
     held = sorted(path.name for path in found if path.name != INPUTS_FOLDER)
-    if held and not any(name in _OF_A_RUN for name in held):
+    if held and not any(name in FILES_OF_A_RUN for name in held):
         raise ConfigError(
             f"trainer.run_dir={run_dir} contains files that are not a run's: {', '.join(held[:4])}.",
             remedy=f"Use an empty or new directory, such as trainer.run_dir={run_dir / 'run'}.",
@@ -108,7 +113,7 @@ def set_later_aside(store: CheckpointStore, checkpoint: Checkpoint) -> list[Path
     """
     moved = []
     for path in store.paths():
-        if int(path.name.removeprefix("step_")) > checkpoint.step:
+        if step_of(path) > checkpoint.step:
             moved.append(_free_name(path))
             os.rename(path, moved[-1])
             logger.warning("checkpoint=%s is later than the step resumed from; renamed to %s", path, moved[-1])

@@ -1,4 +1,4 @@
-"""Stops a run on SIGTERM, Ctrl-C or SIGHUP: between two steps with a checkpoint, or immediately on a second signal."""
+"""Stops a run on a signal such as SIGTERM: between two steps with a checkpoint, or immediately on a second one."""
 
 import logging
 import math
@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from hybridflow.process import STOP_SIGNALS, status_after
+
 logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NEVER_SECOND = (signal.SIGHUP, signal.SIGUSR1)
 _LOOK = signal.SIGURG  # not used otherwise, and ignored by default
 _LOOK_SECONDS = 0.25
 _SAME_REQUEST_SECONDS = 1.0
@@ -38,11 +40,11 @@ class _Work:
 
 
 class Stop:
-    """The first SIGTERM, SIGINT or SIGHUP requests a stop, the second raises `KeyboardInterrupt`, the third exits.
+    """The first of the `STOP_SIGNALS` requests a stop, the second raises `KeyboardInterrupt`, the third exits.
 
     Signals less than a second after one that counted belong to the same request: `timeout` sends SIGTERM twice, to its
-    child and to the group. SIGHUP is never a further request: a closed terminal sends several, and systemd sends one
-    after SIGTERM.
+    child and to the group. SIGHUP and SIGUSR1 are never further requests: a closed terminal sends several, systemd
+    sends SIGHUP after SIGTERM, and a cloud and a batch system may both send a notice.
 
     States: Python's own handlers -> `handled`: the first signal raises `KeyboardInterrupt` -> `gracefully`: the first
     signal sets `signal`. Work within `abandonable` then continues if it will end in time; otherwise it is interrupted
@@ -73,8 +75,9 @@ class Stop:
 
     @property
     def status(self) -> int:
-        """The exit status of a process ended by the signal: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP."""
-        return 128 + (self.signal or signal.SIGINT)
+        """The exit status of a process ended by the signal: 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP, 75 for
+        SIGUSR1."""
+        return status_after(self.signal or signal.SIGINT)
 
     @property
     def seconds_left(self) -> float:
@@ -90,7 +93,7 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = [n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
+        numbers = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         before[_LOOK] = signal.signal(_LOOK, lambda *_: self.check())
         try:
@@ -148,7 +151,7 @@ class Stop:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now, is_first = time.monotonic(), self.signal is None
-        if now < self._counted_at + _SAME_REQUEST_SECONDS or (number == signal.SIGHUP and not is_first):
+        if now < self._counted_at + _SAME_REQUEST_SECONDS or (number in _NEVER_SECOND and not is_first):
             return
         if self._has_raised:
             try:

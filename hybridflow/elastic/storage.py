@@ -144,7 +144,7 @@ def _explained(error: BaseException, final: Path, partial: Path) -> BaseExceptio
     """An error with a remedy if the file system is the cause, else the error itself."""
     existing = next(path for path in (partial, *partial.parents) if path.is_dir())
     free = shutil.disk_usage(existing).free
-    sizes = [path.stat().st_size for path in partial.rglob("*") if path.is_file()]
+    sizes = [_bytes_of(path) for path in partial.rglob("*")]
     if (why := _why_full(error, free, max(sizes, default=0))) is not None:
         written = sum(sizes)
         return ResourceError(
@@ -158,6 +158,14 @@ def _explained(error: BaseException, final: Path, partial: Path) -> BaseExceptio
             remedy="Set trainer.run_dir to a directory that can be written; earlier checkpoints are intact.",
         )
     return error
+
+
+def _bytes_of(path: Path) -> int:
+    """The size of a file; 0 for other things, and for a file that a worker has just renamed."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except FileNotFoundError:
+        return 0
 
 
 def _why_full(error: BaseException, free_bytes: int, largest_bytes: int) -> str | None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +20,6 @@ class FileRecord:
 
     bytes: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class WrittenFiles:
-    """Records of some files that the ranks of a role wrote, by path relative to the checkpoint.
-
-    One rank hashes each file, whichever rank wrote it.
-    """
-
-    files: Mapping[str, FileRecord]
 
 
 def files_below(directory: Path) -> dict[str, int]:
@@ -53,12 +43,6 @@ def in_threads(read: Callable[[T], U], items: Sequence[T], *, threads: int | Non
     count = threads or min(os.cpu_count() or 1, _MOST_THREADS)
     with ThreadPoolExecutor(max_workers=max(1, min(count, len(items)))) as pool:
         return list(pool.map(read, items))
-
-
-def all_files(answers: WrittenFiles | Sequence[WrittenFiles]) -> dict[str, FileRecord]:
-    """The records of a role's part of a checkpoint, from the answers of all its ranks."""
-    written = [answers] if isinstance(answers, WrittenFiles) else answers
-    return {name: record for answer in written for name, record in answer.files.items()}
 
 
 def _record(path: Path) -> FileRecord:

@@ -12,6 +12,7 @@ import pytest
 
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.faults import POINTS, VARIABLE, fault_point
+from hybridflow.elastic.retention import Retention
 from tests.unit.elastic.victim import contents, save
 
 VICTIM = Path(__file__).with_name("victim.py")
@@ -48,7 +49,7 @@ def run_victim() -> Iterator[Run]:
 
 
 def assert_whole(run_dir: Path, step: int) -> None:
-    store = CheckpointStore(run_dir, keep=2)
+    store = CheckpointStore(run_dir, keep=Retention(2))
     store.settle()
     checkpoint = store.latest()
     assert checkpoint is not None
@@ -65,7 +66,7 @@ def test_a_writer_that_is_killed_leaves_the_newest_whole_checkpoint(steps, point
         assert_whole(tmp_path, whole)
     else:
         assert CheckpointStore(tmp_path).latest() is None
-    store = CheckpointStore(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, keep=Retention(2))
     for later in (whole + 1, whole + 2):
         save(store, later)
         assert_whole(tmp_path, later)

@@ -49,6 +49,18 @@ def test_work_that_ends_in_time_or_changes_something_is_finished(changing, usual
         stopped_in(Stop(), changing=changing, usual=usual, seconds=25.0, takes=0.5)
 
 
+def test_a_notice_is_never_a_second_signal():
+    stop = Stop()
+    with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.status == 75
+        time.sleep(1.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.status == 75
+
+
 def test_the_second_signal_raises_and_handlers_are_put_back():
     before, stop = signal.getsignal(signal.SIGINT), Stop()
     with stop.handled(), stop.gracefully(25.0, in_process=True, saves=True):

@@ -12,6 +12,7 @@ from pathlib import Path
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.faults import VARIABLE
 from hybridflow.elastic.manifest import Parts
+from hybridflow.elastic.retention import Retention
 from hybridflow.parallel.file_records import files_below, record_files
 
 PART_BYTES = 4096
@@ -41,7 +42,7 @@ def save(store: CheckpointStore, step: int, **state: object) -> None:
 
 def store_with(run_dir: Path, *steps: int, keep: int = 10) -> CheckpointStore:
     """A store with checkpoints of these steps, of a run on four devices."""
-    store = CheckpointStore(run_dir, keep=keep, world=4)
+    store = CheckpointStore(run_dir, keep=Retention(keep), world=4)
     for step in steps:
         save(store, step)
     return store
@@ -55,7 +56,7 @@ def main() -> None:
         if child == 0:
             os.environ[VARIABLE] = request["kill_at"]
             for step in request["steps"]:
-                save(CheckpointStore(Path(request["run_dir"]), keep=2), step)
+                save(CheckpointStore(Path(request["run_dir"]), keep=Retention(2)), step)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 

@@ -4,7 +4,7 @@ import hashlib
 
 import pytest
 
-from hybridflow.parallel.file_records import WrittenFiles, all_files, files_below, record_files
+from hybridflow.parallel.file_records import files_below, record_files
 
 
 @pytest.fixture
@@ -27,9 +27,3 @@ def test_records_are_those_of_the_files(folder, threads):
     assert record_files(folder, []) == {}
     with pytest.raises(FileNotFoundError):
         record_files(folder, ["c", "d"])
-
-
-def test_the_answers_of_several_ranks_are_one_part(folder):
-    records = record_files(folder, files_below(folder))
-    answers = [WrittenFiles({name: record}) for name, record in records.items()]
-    assert all_files(answers) == all_files(WrittenFiles(records)) == records

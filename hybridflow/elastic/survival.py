@@ -1,0 +1,216 @@
+"""Continues after faults, as the policy of each kind says, and records every fault in faults.jsonl."""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hybridflow.config.faults import KINDS, MOST_IN_STEP, NEVER_SURVIVED, FaultPolicy, Faults, Kind
+from hybridflow.config.loop import Trainer
+from hybridflow.controller.backends.interface import Respawns
+from hybridflow.errors import HybridflowError, WorkerError, WorkerHangs
+from hybridflow.observability.formatting import counted
+from hybridflow.observability.jsonlines import JsonLinesFile
+
+logger = logging.getLogger(__name__)
+
+_LEAVE_SECONDS = 10.0
+"""How long the other processes may take to leave their calls before they are replaced too."""
+
+_HOUR = 3600.0
+_MOST_IN_HISTORY = 5
+_MOST_CHARACTERS = 300
+"""The length at which the message of a fault is cut in the log."""
+
+_FIRST_PAUSE_SECONDS = 1.0
+"""The pause before a step is retried; twice as long before each further retry."""
+
+
+class Survival:
+    """Decides whether a run continues after a fault, and replaces the processes that it has ended.
+
+        except Exception as error:
+            if not survival.can_survive(error, step=7):
+                raise
+            is_kept = survival.replace(has_copy=True)
+            ...  # if not kept: restore a snapshot or checkpoint; then publish the weights
+            survival.continued(step=5)
+
+    A fault between `replace` and `continued` is handled in the same way. `learner_pools` are the pools with trained
+    models; `pool_of` is the pool of each role; `reconnect` connects the actor with a rollout in another pool. Without
+    `respawns`, all workers share the driver's process.
+    """
+
+    def __init__(
+        self,
+        calls: Respawns,
+        *,
+        trainer: Trainer,
+        learner_pools: Collection[str],
+        pool_of: Mapping[str, str],
+        reconnect: Callable[[], None],
+        ledger: Path,
+        respawns: bool = True,
+    ) -> None:
+        self._calls = calls
+        self._policies = trainer.faults
+        self._learner_pools = frozenset(learner_pools)
+        self._pool_of = pool_of
+        self._reconnect = reconnect
+        self._ledger = ledger
+        self._most = trainer.max_faults
+        self._respawns = respawns
+        self._fraction = trainer.snapshot_fraction if self._most and (respawns or _rolls_back(trainer.faults)) else 0.0
+        self._next_snapshot = 0.0
+        self._recent: deque[float] = deque()
+        self._at_step: Counter[tuple[int, str]] = Counter()
+        self._history: deque[str] = deque(maxlen=_MOST_IN_HISTORY)
+        self._faults: list[dict[str, Any]] = []
+        """The faults since the run last continued."""
+        self._policy = FaultPolicy.stop
+        self._is_kept = True
+        self._began = 0.0
+        self._pools: set[str] = set()
+        self._raised_in: set[str] = set()
+        """The pools of processes that raised an error and must be replaced."""
+        self._retries = 0
+
+    def can_survive(self, error: Exception, *, step: int) -> bool:
+        """Notes a fault after `step` steps. Returns whether the run may continue; if not, the error then says why."""
+        if not self._most:
+            return False
+        kind = kind_of(error)
+        policy = self._policy_for(error, kind)
+        is_first = not self._recent
+        self._count(kind, step)
+        self._note(error, kind, policy, step)
+        reason = self._reason_to_end(kind, step)
+        if policy is FaultPolicy.stop or reason:
+            if isinstance(error, HybridflowError) and not (policy is FaultPolicy.stop and is_first):
+                found = reason or f"{counted(len(self._recent), 'fault')} within an hour"
+                lists = f"{self._ledger} lists them: {'; '.join(self._history)}"
+                error.message += f" The run ends here, after {found}; {lists}."
+            self._record({})
+            return False
+        logger.warning("fault: %s (kind=%s policy=%s)", shortened(error), kind.name, policy.name)
+        self._policy = policy
+        self._is_kept &= policy is not FaultPolicy.roll_back
+        if policy is FaultPolicy.respawn and isinstance(error, WorkerError) and error.raised:
+            self._raised_in |= {self._pool_of[role] for role in error.role.split("+") if role in self._pool_of}
+        return True
+
+    @property
+    def leaves_out_batch(self) -> bool:
+        """Whether the batch of the step with the last fault is left out."""
+        return self._policy is FaultPolicy.roll_back
+
+    @property
+    def is_snapshot_due(self) -> bool:
+        """Whether another snapshot leaves the time spent on them below their share."""
+        return self._fraction > 0 and time.monotonic() >= self._next_snapshot
+
+    def snapshot_taken(self, seconds: float) -> None:
+        """Notes how long a snapshot took."""
+        self._next_snapshot = time.monotonic() + seconds * (1 / self._fraction - 1)
+
+    def replace(self, *, has_copy: bool) -> bool:
+        """Starts new processes for the pools that have lost one.
+
+        Returns whether the trained models of all pools are as they were when the step began. If not, the caller must
+        restore a snapshot or checkpoint; without a copy, all trained models start from scratch.
+        """
+        if self._policy is FaultPolicy.retry:
+            time.sleep(_FIRST_PAUSE_SECONDS * 2**self._retries)
+            self._retries += 1
+        broken = self._calls.broken(_LEAVE_SECONDS)
+        lost = broken.pools | self._raised_in
+        self._is_kept &= broken.is_unchanged and not lost & self._learner_pools
+        pools = lost if self._is_kept or has_copy else lost | self._learner_pools
+        self._pools |= pools
+        self._calls.respawn(pools)
+        self._reconnect()
+        return self._is_kept
+
+    def continued(self, *, step: int) -> None:
+        """Records that the run continues after this many steps."""
+        seconds, pools = time.monotonic() - self._began, ",".join(sorted(self._pools))
+        lost = max(int(fault["step"]) for fault in self._faults) - step
+        self._record({"pools": pools, "resumed_step": step, "seconds": round(seconds, 3)})
+        done = f"new processes in pool={pools}" if pools else "the step is repeated" if self._is_kept else "rolled back"
+        logger.warning(
+            "recovered: %s after %.1f s; the run continues after step %d%s.",
+            done, seconds, step, f", {counted(lost, 'step')} back" if lost else "",
+        )  # fmt: skip
+        self._is_kept, self._retries = True, 0
+        self._pools.clear()
+        self._raised_in.clear()
+
+    def _policy_for(self, error: Exception, kind: Kind) -> FaultPolicy:
+        """The policy of the kind, if it is possible in this run."""
+        policy = getattr(self._policies, kind.name)
+        is_impossible = policy is FaultPolicy.respawn and not self._respawns
+        return FaultPolicy.stop if is_impossible or NEVER_SURVIVED & names_of(error) else policy
+
+    def _count(self, kind: Kind, step: int) -> None:
+        now = time.monotonic()
+        if not self._faults:
+            self._began = now
+        while self._recent and self._recent[0] < now - _HOUR:
+            self._recent.popleft()
+        self._recent.append(now)
+        self._at_step[step, kind.name] += 1
+
+    def _reason_to_end(self, kind: Kind, step: int) -> str:
+        """The limit that the faults have exceeded; empty if none."""
+        in_step = sum(count for (at, _), count in self._at_step.items() if at == step)
+        if len(self._recent) > self._most:
+            return f"{counted(len(self._recent), 'fault')} within an hour (trainer.max_faults={self._most})"
+        if in_step > MOST_IN_STEP or self._at_step[step, kind.name] > kind.most_in_step:
+            return f"{counted(in_step, 'fault')} in step {step + 1}"
+        return ""
+
+    def _note(self, error: Exception, kind: Kind, policy: FaultPolicy, step: int) -> None:
+        names = ("role", "rank", "node", "method")
+        place = {name: vars(error)[name] for name in names} if isinstance(error, WorkerError) else {}
+        fault = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": type(error).__name__}
+        message = error.message if isinstance(error, HybridflowError) else str(error)
+        stacks = {"stacks": error.worker_traceback.splitlines()} if isinstance(error, WorkerHangs) else {}
+        self._faults.append(fault | {"kind": kind.name, "policy": policy.name} | place | {"message": message} | stacks)
+        where = f" of {error.role} rank {error.rank} in {error.method}" if isinstance(error, WorkerError) else ""
+        self._history.append(f"step {step + 1}, {kind.name}{where} ({type(error).__name__})")
+
+    def _record(self, outcome: dict[str, str | int | float]) -> None:
+        try:
+            file = JsonLinesFile(self._ledger)
+            for fault in self._faults:
+                file.append(fault | outcome)
+            file.close()
+        except OSError as error:  # the fault itself may be a full disk, or a run directory that no longer exists
+            logger.warning("file=%s cannot be written: %s", self._ledger, error)
+        self._faults.clear()
+
+
+def kind_of(error: Exception) -> Kind:
+    """The kind of a fault; for an error of a worker, that of the exception raised there."""
+    names = names_of(error)
+    return next(kind for kind in KINDS if not names.isdisjoint(kind.errors))
+
+
+def names_of(error: Exception) -> frozenset[str]:
+    """The names of the classes of an error and, for an error of a worker, of the exception raised there."""
+    raised = error.raised if isinstance(error, WorkerError) else ()
+    return frozenset(raised) | {kind.__name__ for kind in type(error).__mro__}
+
+
+def shortened(error: Exception) -> str:
+    """The message of an error on one line, without its remedy."""
+    message = " ".join((error.message if isinstance(error, HybridflowError) else repr(error)).split())
+    return message if len(message) <= _MOST_CHARACTERS else f"{message[:_MOST_CHARACTERS]}..."
+
+
+def _rolls_back(policies: Faults) -> bool:
+    """Whether a fault in the driver's own process may need an earlier state."""
+    return any(getattr(policies, kind.name) in (FaultPolicy.retry, FaultPolicy.roll_back) for kind in KINDS)

@@ -22,7 +22,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no
 QUICK   := not slow and not gpu
 # One process per core and one more, for tests that wait. The longest suites come first, and the many short files last.
 WORKERS ?= 3
-SUITES  := $(wildcard tests/distributed tests/recipes tests/attacks tests/parity tests/gpu tests/architecture tests/unit)
+SUITES  := $(wildcard tests/distributed tests/faults tests/recipes tests/attacks tests/parity tests/gpu tests/architecture tests/unit)
 # Bytecode is cached even if the environment turns that off: the tests start hundreds of processes.
 PYTEST  := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n $(WORKERS)
 

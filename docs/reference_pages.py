@@ -16,7 +16,7 @@ import hybridflow
 from hybridflow.api import callbacks
 from hybridflow.api.drawing import Drawing
 from hybridflow.api.objects import Objects
-from hybridflow.api.planning import Plan
+from hybridflow.api.planning import Plan, Prediction
 from hybridflow.api.result import Report
 from hybridflow.api.system import System
 from hybridflow.api.table import Table
@@ -112,7 +112,7 @@ def python_page() -> str:
     ]
     for name in hybridflow.__places__:
         lines += _described(f"hybridflow.{name}", hybridflow.__getattr__(name))
-    for kind in (Objects, Table, Report, Ending, Plan, Advice, System, Drawing):
+    for kind in (Objects, Table, Report, Ending, Plan, Prediction, Advice, System, Drawing):
         lines += _described(kind.__name__, kind)
     return "\n".join(lines)
 
@@ -160,7 +160,11 @@ def names_page() -> str:
         "",
         "Generated from `hybridflow/assets/other_names.yaml`, which error messages also use. Batch sizes are",
     ]
-    lines += ["global: they count over all devices. verl's prefix `actor_rollout_ref.` is omitted.", ""]
+    lines += [
+        "global: they count over all devices. verl's prefix `actor_rollout_ref.` is omitted, and so are settings of",
+        "its critic that the actor also has: `critic.optim.lr` is `critic.optimizer.learning_rate`.",
+        "",
+    ]
     for system in other_names():
         lines += [f"## {system}", "", *_names_table(system), ""]
     return "\n".join(lines)
@@ -168,7 +172,7 @@ def names_page() -> str:
 
 def _names_table(system: str) -> list[str]:
     names = other_names()[system].items()
-    rows = [f"| `{theirs}` | {_as_code(here.replace('none: ', 'no counterpart: '))} |" for theirs, here in names]
+    rows = [f"| `{theirs}` | {_as_code(row.here.replace('none: ', 'no counterpart: '))} |" for theirs, row in names]
     return [f"| {system} | hybridflow |", "|---|---|", *rows]
 
 

@@ -161,6 +161,10 @@ class EngineError(HybridflowError):
     """A model, tokenizer or engine that does not meet the run's requirements."""
 
 
+class NumericError(EngineError):
+    """Numbers that are NaN, infinite, or beyond a limit, or from which nothing can be learned."""
+
+
 class StaleWeightsError(EngineError):
     """The rollout samples from weights other than those of the model being trained."""
 
@@ -177,8 +181,15 @@ class ResourceError(HybridflowError):
     """Devices, ports, memory or disk space that are not available."""
 
 
+class ClusterLost(ResourceError):
+    """The cluster's head does not respond, or Ray has ended."""
+
+
 class WorkerError(HybridflowError):
     """A failure inside a worker, with its role, rank, node and method, and the worker's traceback."""
+
+    raised: Sequence[str] = ()
+    """Names of the class of the exception that the worker raised, and of its base classes."""
 
     def __init__(
         self, message: str, *, remedy: str, role: str, rank: int, node: str, method: str, worker_traceback: str = ""
@@ -190,10 +201,14 @@ class WorkerError(HybridflowError):
         self.method = method
         self.worker_traceback = worker_traceback
 
+    @property
+    def place(self) -> str:
+        """Where it failed, as it is shown."""
+        return f"role={self.role} rank={self.rank} node={self.node} method={self.method}"
+
     def __str__(self) -> str:
-        place = f"role={self.role} rank={self.rank} node={self.node} method={self.method}"
-        trace = f"\n--- traceback of the worker ({place}) ---\n{self.worker_traceback}" if self.worker_traceback else ""
-        return f"{self.message} [{place}] {self.remedy}{trace}"
+        trace = f"\n--- traceback of the worker ({self.place}) ---\n{self.worker_traceback}"
+        return f"{self.message} [{self.place}] {self.remedy}{trace if self.worker_traceback else ''}"
 
 
 class WorkerHangs(WorkerError):
@@ -201,12 +216,20 @@ class WorkerHangs(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """A worker process that ended before its calls returned: killed, out of memory, or its node was lost."""
+    """A worker process that ended before its calls returned: killed, crashed, or as the subclasses say."""
+
+
+class WorkerOutOfMemory(WorkerDied):
+    """A worker process that was killed because its node ran out of memory."""
+
+
+class NodeLost(WorkerDied):
+    """A worker process that ended with its node."""
 
 
 _KINDS = {
     kind.__name__: kind
-    for kind in (HybridflowError, StaleWeightsError, *HybridflowError.__subclasses__())
+    for kind in (HybridflowError, NumericError, StaleWeightsError, *HybridflowError.__subclasses__())
     if kind is not WorkerError
 }
 

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,17 @@ from typing import NoReturn
 
 _OUTERMOST = {"__main__", "hybridflow.cli.main", "runpy"}
 """Modules whose code runs when a process runs a command of the package."""
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""The signals that stop a command. SIGUSR1 is a notice that the job is about to end, as batch systems send it."""
+
+STATUS_AFTER_NOTICE = 75
+"""EX_TEMPFAIL of sysexits.h: not done, and the same command may be run again."""
+
+
+def status_after(number: int) -> int:
+    """The exit status of a command that a signal has stopped: 128 + its number, except 75 for SIGUSR1."""
+    return STATUS_AFTER_NOTICE if number == signal.SIGUSR1 else 128 + number
 
 
 @contextmanager

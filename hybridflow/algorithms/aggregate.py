@@ -13,7 +13,7 @@ def aggregate(
     seq-mean-token-sum-norm: sum / num_sequences / norm_tokens, such as the maximum response length (Dr. GRPO).
 
     The denominators are those of the whole optimizer step: unmasked tokens, and all sequences, including fully masked
-    ones, as in TRL and verl's workers. The results of micro-batches and ranks, and their gradients, then add up to
+    ones, as in TRL and verl's workers. The results of microbatches and ranks, and their gradients, then add up to
     those of the whole batch. An engine that averages gradients over ranks must multiply by their number.
     DAPO, sec. 3.3 (arXiv:2503.14476); GRPO, eq. 3 (arXiv:2402.03300); Dr. GRPO, sec. 3.2 (arXiv:2503.20783).
     """

@@ -45,7 +45,7 @@ class Method:
     """Policy losses: a function that computes columns [B, R] for the loss from the whole minibatch of all ranks."""
 
     watches: Mapping[str, str] = field(default_factory=dict)
-    """Policy losses: metrics, and the function that computes each from the tokens of a micro-batch."""
+    """Policy losses: metrics, and the function that computes each from the tokens of a microbatch."""
 
     @property
     def function(self) -> Function:

@@ -1,4 +1,4 @@
-"""Sums, means and variances over unmasked tokens, from terms that add up over micro-batches and ranks."""
+"""Sums, means and variances over unmasked tokens, from terms that add up over microbatches and ranks."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Micro-batches within a token budget."""
+"""Microbatches within a token budget."""
 
 import math
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 ROWS_TOGETHER = "rows_together"
-"""Metadata of a batch: the number of adjacent rows that stay in one micro-batch (2 for pairs)."""
+"""Metadata of a batch: the number of adjacent rows that stay in one microbatch (2 for pairs)."""
 
 _SLACKS = 4
 """Capacities to try, from an equal share of the tokens to that plus the longest unit, which always suffices."""
 
 
 def microbatches(lengths: Tensor, *, budget_tokens: int, together: int = 1) -> list[Tensor]:
-    """Row positions of each micro-batch: the sum of its rows' tokens stays within the budget.
+    """Row positions of each microbatch: the sum of its rows' tokens stays within the budget.
 
-    Units of `together` adjacent rows stay together and in order. Units of similar length share a micro-batch, the
-    longest first; a unit longer than the budget has its own micro-batch. There are as few micro-batches as this order
+    Units of `together` adjacent rows stay together and in order. Units of similar length share a microbatch, the
+    longest first; a unit longer than the budget has its own microbatch. There are as few microbatches as this order
     allows, with about the same number of tokens. Every row appears once; the order is deterministic. `lengths` [B] are
     tokens per row.
     """
@@ -37,7 +37,7 @@ def microbatches(lengths: Tensor, *, budget_tokens: int, together: int = 1) -> l
 
 
 def _filled(sizes: Sequence[int], capacity: int) -> list[int]:
-    """The number of units in each micro-batch, if each is filled in order to its capacity, with at least one unit."""
+    """The number of units in each microbatch, if each is filled in order to its capacity, with at least one unit."""
     counts: list[int] = []
     total = 0
     for size in sizes:

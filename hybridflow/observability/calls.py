@@ -34,6 +34,9 @@ class Span:
     tokens: int
     """Generated tokens; for calls that generate none, tokens of the batch that it was given."""
 
+    peak_bytes: int
+    """The most memory that its process has taken by its end; 0 if it is not known."""
+
     answers: bool
     """Whether its answer counts. The rows of ranks that do not answer are also those of one that does."""
 

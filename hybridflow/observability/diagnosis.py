@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hybridflow.errors import Advice
 
 PATIENCE_STEPS = 3
-"""Consecutive steps that must show a sign before it is reported."""
+"""Consecutive steps that must show most signs before they are reported."""
 
 _MOST_CUT_OFF = 0.9
 
@@ -20,6 +20,7 @@ class _Sign:
     title: str
     found: str
     remedy: str
+    patience_steps: int = PATIENCE_STEPS
 
 
 SIGNS = (
@@ -48,8 +49,35 @@ SIGNS = (
         "Read the samples and their scores. Scores that are all equal give no advantage; algorithm.mask_truncated=true"
         " excludes responses that are cut off; a loss of your own must depend on the log-probabilities.",
     ),
+    _Sign(
+        "guards/skipped_updates",
+        lambda value: value > 0.0,
+        "Optimizer steps are skipped",
+        "guards refuse them, and leave weights and optimizer as they are (guards/skipped_updates)",
+        "Lower the learning rate, or check the last samples and rewards for values out of range; if most steps are"
+        " skipped, raise the limits (actor.guards, critic.guards).",
+    ),
+    _Sign(
+        "guards/exceeded",
+        lambda value: value > 0.0,
+        "A limit is exceeded",
+        "the loss, the gradient's norm, the ratio or the KL divergence of an optimizer step is above its limit in"
+        " actor.guards or critic.guards (guards/exceeded)",
+        "Lower the learning rate, or let the guard act: action=skip or action=fault.",
+        patience_steps=1,
+    ),
+    _Sign(
+        "guards/replicas_differ",
+        lambda value: value > 0.0,
+        "Replicas differ",
+        "data-parallel replicas of a model hold different weights (guards/replicas_differ)",
+        "Check the devices and their memory (ECC errors), and code of your own that changes weights on some ranks only;"
+        " then return to an earlier checkpoint.",
+        patience_steps=1,
+    ),
 )
-_TIES, _NO_GRADIENT = SIGNS[1:]
+_OF_NO_LEARNING = SIGNS[:3]
+_, _TIES, _NO_GRADIENT = _OF_NO_LEARNING
 
 
 class Diagnosis:
@@ -82,8 +110,14 @@ class Diagnosis:
         """The signs that the latest steps show."""
         return [self._advice(sign) for sign in self._standing()]
 
+    def no_learning(self, steps: int) -> Advice | None:
+        """The first sign that nothing has been learned for at least so many steps."""
+        return next(
+            (self._advice(s) for s in _OF_NO_LEARNING if s in self._streaks and self._streaks[s][2] >= steps), None
+        )
+
     def _standing(self) -> list[_Sign]:
-        found = [sign for sign, (_, _, count) in self._streaks.items() if count >= PATIENCE_STEPS]
+        found = [sign for sign, (_, _, count) in self._streaks.items() if count >= sign.patience_steps]
         return [sign for sign in found if not (sign is _NO_GRADIENT and _TIES in found)]  # ties explain it
 
     def _advice(self, sign: _Sign) -> Advice:

@@ -10,6 +10,8 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE
 logger = logging.getLogger(__name__)
 
 ENDING_FILE = "ending.json"
+REMEDY = "What to do: "
+"""The words before the remedy in the explanation of a failure."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,12 @@ class Ending:
 
     said: str
     """The explanation."""
+
+
+def split_remedy(said: str) -> tuple[str, str]:
+    """The explanation of a failure, and its remedy; empty if it has none."""
+    found, _, remedy = said.partition(REMEDY)
+    return found.strip(), remedy.strip()
 
 
 UNRECORDED = Ending(

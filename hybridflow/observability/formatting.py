@@ -58,15 +58,23 @@ def short(number: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Two significant digits, `0.22%` or `36%`; `100%` means all, and nearly all is `99.5%` to `99.9%`."""
+    """`0.22%`, `36%` or `117%`: two significant digits, or whole; `100%` is all, nearly all `99.5%` to `99.9%`."""
     share = 100 * part / whole
-    return f"{share:.2g}%" if share < 99.5 else f"{share if part == whole else min(share, 99.9):.3g}%"
+    if part >= whole:
+        return f"{share:,.0f}%"
+    return f"{share:.2g}%" if share < 99.5 else f"{min(share, 99.9):.3g}%"
 
 
 def columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
     """Rows of cells as lines with aligned columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(justify, row, widths)).rstrip() for row in rows]
+
+
+def table(rows: Sequence[Sequence[str]], *, numbers: Sequence[int]) -> list[str]:
+    """Aligned columns; those of numbers to the right."""
+    widths = {column: max(len(row[column]) for row in rows) for column in numbers}
+    return columns([[cell.rjust(widths.get(at, 0)) for at, cell in enumerate(row)] for row in rows])
 
 
 def cell(value: object) -> str:

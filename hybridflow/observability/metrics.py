@@ -1,4 +1,4 @@
-"""Metrics: named numbers that declare how to reduce them over micro-batches, minibatches and ranks."""
+"""Metrics: named numbers that declare how to reduce them over microbatches, minibatches and ranks."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,10 +1,12 @@
 """Metrics of time, throughput and memory: `timing_s/*` and `perf/*`."""
 
 import math
+import re
 import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 from codetiming import Timer
@@ -95,6 +97,7 @@ def call_metrics(section: Section) -> Metrics:
 
 _GIB = 2.0**30
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+_STATUS = Path("/proc/self/status")
 
 
 def memory_metrics() -> Metrics:
@@ -102,11 +105,29 @@ def memory_metrics() -> Metrics:
     return {
         "perf/cpu_memory_used_gb": maximum(psutil.virtual_memory().used / _GIB),
         "perf/process_memory_gb": maximum(psutil.Process().memory_info().rss / _GIB),
-        "perf/process_memory_peak_gb": maximum(
-            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES / _GIB
-        ),
+        "perf/process_memory_peak_gb": maximum(_peak_resident_bytes() / _GIB),
         **_device_memory(),
     }
+
+
+def peak_memory_bytes(device: str) -> int:
+    """The most memory that this process has taken: of its GPU, with what others take there now, or on a CPU."""
+    torch = sys.modules.get("torch")
+    if device == "cpu" or torch is None or not torch.cuda.is_initialized():
+        return _peak_resident_bytes()
+    free, total = torch.cuda.mem_get_info()
+    outside = max(0, total - free - torch.cuda.memory_reserved())
+    return torch.cuda.max_memory_reserved() + outside
+
+
+def _peak_resident_bytes() -> int:
+    """On Linux since the program began; `ru_maxrss` there includes the peak of the process that started this one."""
+    try:
+        status = _STATUS.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        status = ""
+    peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return int(peak[1]) << 10 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
 
 
 def _device_memory() -> Metrics:

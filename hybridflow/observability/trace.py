@@ -1,11 +1,12 @@
 """trace.json: the calls of the latest steps in Chrome's trace-event format, which https://ui.perfetto.dev opens.
 
 A pool is a process, a rank a thread, and a call a slice on every rank; the first process is the driver, with a slice
-for every step, evaluation and checkpoint. The JSON array is never closed, so that sections are appended as they end.
+for every step, evaluation and checkpoint. The JSON array is open while the run appends sections, and closed at its end.
 """
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ STEP = "step"
 
 Event = dict[str, Any]
 
+_SEPARATOR = ",\n"
 _MICROSECONDS = 1e6
 _DRIVER = 1
 """The driver's process and its thread."""
@@ -73,6 +75,20 @@ class CallTrace:
                 logger.warning("file=%s cannot be written (%s): the trace ends here", self._path, error)
                 self._path = None
         return section
+
+    def close(self) -> None:
+        """Closes the JSON array; nothing is written afterwards. A resumed run opens it again."""
+        path, self._path = self._path, None
+        if path is None or self._first_step is None:
+            return
+        try:
+            with path.open("r+b") as file:
+                file.seek(-len(_SEPARATOR), os.SEEK_END)
+                if file.read() == _SEPARATOR.encode():
+                    file.seek(-len(_SEPARATOR), os.SEEK_END)
+                    file.write(b"\n]\n")
+        except OSError as error:
+            logger.warning("file=%s cannot be written (%s): its JSON array is not closed", path, error)
 
     def _write(self, path: Path, section: Section) -> None:
         if self._first_step is None:
@@ -157,6 +173,7 @@ def _events(section: Section) -> Iterator[Event]:
             "tokens": span.tokens,
             "bytes_in": span.bytes_in,
             "bytes_out": span.bytes_out,
+            "peak_bytes": span.peak_bytes,
             "needs": span.needs,
             "answers": span.answers,
             "critical": (span.call, span.rank) in critical,
@@ -218,6 +235,7 @@ def _span(event: Event, pool: str, rank: int) -> Span:
         tokens=int(arguments["tokens"]),
         answers=bool(arguments["answers"]),
         needs=tuple(map(int, arguments["needs"])),
+        peak_bytes=int(arguments.get("peak_bytes", 0)),
     )
 
 
@@ -226,11 +244,11 @@ def _times(event: Event) -> tuple[float, float]:
 
 
 def _line(event: Event) -> str:
-    return json.dumps(event, separators=(",", ":")) + ",\n"
+    return json.dumps(event, separators=(",", ":")) + _SEPARATOR
 
 
 def _parsed(line: str) -> Event | None:
-    """The event of a line; None for the array's beginning, and for a torn line."""
+    """The event of a line; None for the array's beginning and end, and for a torn line."""
     try:
         event = json.loads(line.rstrip().removesuffix(","))
     except (ValueError, RecursionError):
@@ -242,6 +260,6 @@ def _lines(path: Path) -> Iterator[tuple[int | None, str]]:
     """The whole lines of a file, with their steps; those with names have none."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
-            event = _parsed(line) if line.endswith(",\n") else None
+            event = _parsed(line) if line.endswith("\n") else None
             if event is not None and isinstance(event.get("args"), dict):
-                yield event["args"].get("step"), line
+                yield event["args"].get("step"), line.rstrip().removesuffix(",") + _SEPARATOR

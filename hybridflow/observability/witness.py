@@ -17,6 +17,7 @@ from hybridflow.observability.ending import UNRECORDED, read_ending, write_endin
 from hybridflow.observability.logs import configure_logging
 from hybridflow.observability.report import write_report
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
+from hybridflow.process import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
 
     `arguments` are the run directory and the parent's id.
     """
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     run_dir, run = Path(arguments[0]), int(arguments[1])
     while os.getppid() == run:

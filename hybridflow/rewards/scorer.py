@@ -13,14 +13,19 @@ from torch import Tensor
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import LARGEST_SCORE, Reward
 from hybridflow.errors import STRICT, ConfigError, Faults, RewardError
+from hybridflow.observability.activity import ACTIVITY, FOREVER
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.rewards.dialects import FILTER_SCORES, as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
 from hybridflow.rewards.remote import RemoteReward
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.choice import make_runner
+from hybridflow.rewards.runners.serial import SerialRunner
 
 logger = logging.getLogger(__name__)
+
+_LEAST_WAIT_SECONDS = 120.0
+"""A function may at least wait so long in a call, whatever `reward.timeout_seconds` is."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class RewardScorer:
         self._runner = make_runner(config, self.functions)
         self._is_alone = config.model.path is None
         self._num_failures = 0
+        self._timeout_seconds = config.timeout_seconds
 
     @property
     def names(self) -> list[str]:
@@ -106,21 +112,31 @@ class RewardScorer:
         ids = [as_list(row) for row in completion_ids] if wanted and completion_ids is not None else None
         samples = Samples(list(prompts), list(completions), columns, ids)
         assert len(prompts) == len(samples), f"{len(prompts)} prompts for {len(samples)} completions"
-        outcomes = self._runner.run(self.functions, samples, allowed_failures=self._budget - self._num_failures)
+        with ACTIVITY.waiting(self._may_wait(samples)):
+            outcomes = self._runner.run(self.functions, samples, allowed_failures=self._budget - self._num_failures)
         table = as_columns([outcome.scores for outcome in outcomes])
         scores, unscored = weighted_sum(table, self._weights)
         failures = [failure for outcome in outcomes for failure in outcome.failures]
-        self._spend(failures, len(samples))
-        without_score = self._unscored(samples, unscored, failures) + self._out_of_range(samples, scores)
-        self._spend(without_score, len(samples))
+        self._check_budget(failures, len(samples))  # beyond it, runners leave out samples, which are then without score
+        failures += self._unscored(samples, unscored, failures) + self._out_of_range(samples, scores)
+        self._num_failures = self._check_budget(failures, len(samples))
+        for failure in failures:
+            logger.warning("reward failures=%d reward.error_budget=%d: %s", self._num_failures, self._budget, failure)
         return Scored(
             scores=torch.where(scores.abs() <= LARGEST_SCORE, scores, 0.0),
             columns=dict(zip(self.names, table, strict=True)),
             metrics=self._metrics(outcomes),
-            failures=failures + without_score,
+            failures=failures,
             extras={name: values for outcome in outcomes for name, values in outcome.extras.items()},
             filter_scores=self._filter_scores(table, outcomes),
         )
+
+    def _may_wait(self, samples: Samples) -> float:
+        """How long the functions may wait without using the processor; others than plain functions have own limits."""
+        has_limits = not isinstance(self._runner, SerialRunner)
+        if has_limits or any(isinstance(function.function, RemoteReward) for function in self.functions):
+            return FOREVER
+        return max(_LEAST_WAIT_SECONDS, self._timeout_seconds * len(samples))
 
     def _filter_scores(self, table: Tensor, outcomes: Sequence[Outcome]) -> Tensor | None:
         """None, or a number per sample; which of the two depends on the functions alone, never on the samples."""
@@ -156,20 +172,19 @@ class RewardScorer:
         names = ", ".join(function.setting for function in self.functions)
         return [Failure(names, index, reason, samples.prompts[index], samples.completions[index]) for index in indices]
 
-    def _spend(self, failures: Sequence[Failure], num_samples: int) -> None:
-        """Logs failures and counts them against the budget; raises beyond it."""
+    def _check_budget(self, failures: Sequence[Failure], num_samples: int) -> int:
+        """Failed samples so far, with those of a batch; raises an error beyond the budget."""
         failed = len({failure.index for failure in failures})
-        self._num_failures += failed
-        if self._num_failures > self._budget:
+        so_far = self._num_failures + failed
+        if so_far > self._budget:
             raise RewardError(
                 f"The reward function {failures[0]}\n"
-                f"This rank has failed to score {self._num_failures} samples so far ({failed} of the {num_samples} in"
+                f"This rank has failed to score {so_far} samples so far ({failed} of the {num_samples} in"
                 f" this batch); reward.error_budget={self._budget} allows {self._budget} per rank.",
                 remedy="Fix the function or the server, or raise reward.error_budget. If a sample cannot be scored,"
                 " return None and let another function score it.",
             )
-        for failure in failures:
-            logger.warning("reward failures=%d reward.error_budget=%d: %s", self._num_failures, self._budget, failure)
+        return so_far
 
     def _metrics(self, outcomes: Sequence[Outcome]) -> Metrics:
         metrics: Metrics = {}

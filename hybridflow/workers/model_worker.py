@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.batch.balance import balanced_groups
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Model
 from hybridflow.config.training import Training
-from hybridflow.controller.protocols import BROADCAST
+from hybridflow.controller.protocols import BROADCAST, PER_RANK
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
-from hybridflow.engines.training.interface import LossFn, Part, TrainEngine
+from hybridflow.engines.training.interface import LossFn, Part, Snapshot, TrainEngine
 from hybridflow.engines.traits import traits_of
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
-from hybridflow.parallel.collectives import Together, scatter_json
-from hybridflow.parallel.file_records import WrittenFiles, files_below, record_files
+from hybridflow.parallel.collectives import Together
+from hybridflow.parallel.part_records import PartWriter
 
 STATE_FILE = "worker.json"
+SNAPSHOT = "snapshot"
+"""The column of a rank's state in `ModelWorker.snapshot`."""
 
 Objective = Callable[[Batch], tuple[Batch, LossFn]]
 """Turns a minibatch into the batch that the engine reads, and its loss."""
@@ -70,6 +71,7 @@ class ModelWorker(Worker):
         self.ranks = ranks = context.ranks()
         self.reduce: Reduce = lambda tensor: ranks.sum(tensor, "data")
         offloaded = {Part.parameters: training.offload_parameters, Part.optimizer: training.offload_optimizer}
+        self._writer: PartWriter | None = None
         self._waiting = tuple(part for part, is_offloaded in offloaded.items() if is_offloaded)
 
     def started(self, make: Callable[..., TrainEngine]) -> TrainEngine:
@@ -83,26 +85,35 @@ class ModelWorker(Worker):
         )
 
     @transfer(BROADCAST, changes=False)
-    def save(self, directory: Path) -> WrittenFiles:
+    def save(self, directory: Path, in_background: bool = False) -> None:
         """Writes the model, its optimizer and the worker's state to `directory/<role>`, which all ranks share.
 
-        Returns the records of the files that this rank hashed: after writing, the ranks divide the hashing.
+        In the background, it only copies them; `saved` says when they are written.
         """
-        target = directory / self.context.role
+        if self._writer is not None:
+            self._writer.abandon()
+        context, target = self.context, directory / self.context.role
         with Together(self.ranks):
             _make(target)
-        self.engine.save(target)
-        self.rest()
-        sizes: dict[str, int] = {}
-        with Together(self.ranks):
-            if self.context.rank == 0:
+            if context.rank == 0:
                 (target / STATE_FILE).write_text(json.dumps(self.state()))
-                sizes = files_below(target)
-        names = list(sizes)
-        shares = balanced_groups(range(len(names)), list(sizes.values()), self.ranks.mesh.size)
-        mine = scatter_json([[names[file] for file in share] for share in shares], self.ranks)
-        records = record_files(target, mine, threads=self.context.threads)
-        return WrittenFiles({f"{self.context.role}/{name}": record for name, record in records.items()})
+        write = self.engine.save_later(target) if in_background else self.engine.save(target)
+        self.rest()
+        num_ranks = self.ranks.mesh.size
+        self._writer = PartWriter(
+            write, directory, context.role, rank=context.rank, num_ranks=num_ranks, threads=context.threads
+        )
+        self._writer.start()
+
+    @transfer(BROADCAST, changes=False)
+    def saved(self, wait: bool) -> None:
+        """Raises the error with which the last `save` has failed on this rank, if it has. May wait for its end."""
+        if self._writer is None:
+            raise CheckpointError(
+                f"The checkpoint is lost: the process of '{self.context.role}' that was writing it has ended.",
+                remedy="Earlier checkpoints are intact; the next save writes a new one.",
+            )
+        self._writer.check(wait=wait)
 
     @transfer(BROADCAST)
     def load(self, directory: Path) -> None:
@@ -110,6 +121,22 @@ class ModelWorker(Worker):
         self.engine.load(source)
         self.rest()
         self.restore(json.loads((source / STATE_FILE).read_text()))
+
+    @transfer(PER_RANK, provides=(SNAPSHOT,), changes=False)
+    def snapshot(self) -> Batch:
+        """A copy of what `save` would write of this rank, in host memory; one row per rank."""
+        kept = self.engine.snapshot()
+        self.rest()
+        about = json.dumps([kept.steps, kept.has_moments, self.state()])
+        return Batch.of(rows={SNAPSHOT: kept.data[None]}, meta={SNAPSHOT: about})
+
+    @transfer(PER_RANK, requires=(SNAPSHOT,))
+    def roll_back(self, kept: Batch) -> None:
+        """Restores a snapshot of the same rank."""
+        steps, has_moments, state = json.loads(str(kept.meta[SNAPSHOT]))
+        self.engine.roll_back(Snapshot(kept.row(SNAPSHOT)[0], steps, has_moments))
+        self.rest()
+        self.restore(state)
 
     def state(self) -> dict[str, float]:
         """The worker's own state for a checkpoint."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.algorithms.aggregate import aggregate
-from hybridflow.algorithms.kl import kl_divergence
+from hybridflow.algorithms.kl import clamped_log_ratio, kl_divergence
 from hybridflow.algorithms.losses.policy import approximate_kl
 from hybridflow.algorithms.losses.value import clipped_value_loss, value_clip_fraction
 from hybridflow.algorithms.masked import masked_mean
@@ -93,7 +93,8 @@ def policy_objective(
             value = value + algorithm.kl.coefficient * penalty
             sums["actor/kl_loss"] = penalty
             weighted["actor/kl_to_reference"] = masked_mean(kl.detach(), mask)
-        measures = measured(weighted, mask.sum(), sums)
+        largest = torch.where(mask.bool(), clamped_log_ratio(now, old), -torch.inf).amax().exp()
+        measures = measured(weighted, mask.sum(), sums, {"actor/ratio_max": largest})
         if algorithm.kl.placement is KLPlacement.loss:
             measures["actor/kl_coef"] = last(algorithm.kl.coefficient)
         if compares_rollout and "rollout_logprobs" in columns:
@@ -184,12 +185,19 @@ def rollout_difference(rollout: Tensor, old: Tensor, mask: Tensor) -> Metrics:
     }
 
 
-def measured(means: Mapping[str, Tensor], count: Tensor, sums: Mapping[str, Tensor] | None = None) -> Metrics:
-    """Metrics of a micro-batch: means over `count` tokens or rows, and sums; one transfer from the device for all."""
-    values = {**means, **(sums or {})}
+def measured(
+    means: Mapping[str, Tensor],
+    count: Tensor,
+    sums: Mapping[str, Tensor] | None = None,
+    maxima: Mapping[str, Tensor] | None = None,
+) -> Metrics:
+    """Metrics of a microbatch: means over `count` tokens or rows, sums, and maxima; one transfer from the device."""
+    values = {**means, **(sums or {}), **(maxima or {})}
     weight, *numbers = torch.stack([count, *(value.detach() for value in values.values())]).tolist()
-    found = zip(values, numbers, strict=True)
-    return {name: mean(number, weight) if name in means else total(number) for name, number in found}
+    kinds = (
+        [lambda number: mean(number, weight)] * len(means) + [total] * len(sums or {}) + [maximum] * len(maxima or {})
+    )
+    return {name: kind(number) for name, kind, number in zip(values, kinds, numbers, strict=True)}
 
 
 def token_summaries(batch: Batch, names: Mapping[str, str]) -> Metrics:

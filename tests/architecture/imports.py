@@ -11,6 +11,7 @@ MAY_IMPORT_INSIDE_FUNCTIONS = (
     "hybridflow/controller/backends/__init__.py",
     "hybridflow/launch/command.py",
     "hybridflow/cli/*",
+    "hybridflow/doctor/checks/*",
 )
 ROOM_OF_HEAVY = {
     "ray": "hybridflow/controller/backends/ray/*",

@@ -32,6 +32,7 @@ TORCH_FREE = (
     "hybridflow.launch.rules.packages",
     "hybridflow.trainer.main_*",
     "hybridflow.cli*",
+    "hybridflow.doctor*",
 )
 NEED_TORCH = (
     "hybridflow.parallel.groups",

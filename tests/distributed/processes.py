@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.distributed.runs import Ended
 
@@ -23,6 +24,13 @@ def program_ended(program: str, *arguments: str) -> subprocess.CompletedProcess[
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def program_answer(program: str, *arguments: str) -> dict[str, Any]:
+    """The object that a Python program of a test writes as the last line of JSON; fails if the program does."""
+    done = program_ended(program, *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith("{")))
 
 
 class Processes:

@@ -74,6 +74,10 @@ def test_the_same_command_goes_on_with_fewer_and_with_more_devices(tmp_path: Pat
             auto = [] if count == 4 else ["trainer.devices=auto"]
             said = run_in(environment, [*small, *auto, *settings, f"trainer.run_dir={run_dir}"])
         assert f"devices={count}" in said or count == 4
+        if count == 2:
+            assert "plan: differs from the checkpoint's, because the run has 2 devices instead of 4" in said
+            assert "old plan: role=actor pool=main devices=4 megatron, data 2 x tensor 2, microbatches of" in said
+            assert "new plan: role=actor" in said
     rows = metric_rows(run_dir)
     assert [row["step"] for row in rows] == [*range(1, 10)]
     for row, wanted in zip(rows, alone, strict=True):

@@ -16,14 +16,17 @@ from tests.distributed.runs import Ended, assert_refused, run_here, small_run, s
 
 FILLER = '''
 import pathlib
+import time
 
 disk, calls = pathlib.Path({disk!r}), 0
 
 def right(completions, answer, **columns):
-    """1 for the right answer; in its fifth call it fills the disk."""
+    """1 for the right answer; in its fifth call it fills the disk, once step 2 has been saved."""
     global calls
     calls += 1
     if calls == 5:
+        while not (disk / "run" / "checkpoints" / "step_2").exists():
+            time.sleep(0.01)
         with (disk / "filler").open("wb", buffering=0) as file:
             try:
                 while True:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hybridflow.config.model import Dtype
-from hybridflow.config.training import TrainingEngine
+from hybridflow.config.training import Lora, TrainingEngine
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.manifest import Parts
 from hybridflow.engines.training.state_files import load_state
 from hybridflow.models.shard_files.reading import saved_shapes
+from hybridflow.parallel.file_records import files_below
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import WeightShard
 from tests.parity.divided import (
@@ -28,6 +30,7 @@ from tests.parity.divided import (
     global_batch,
     largest_differences,
     loss_of,
+    mesh_of,
     own_rows,
     train,
     train_rank,
@@ -194,6 +197,49 @@ def test_nothing_depends_on_what_memory_held_before(toy_dir, tmp_path, layout):
     norms, *_ = run_ranks(train_on_memory_of_nans, case.ranks, replace(case, resume_from=tmp_path, first_step=1))
     assert checkpoint.norms[0] > 0
     assert all(norm == norm for norm in norms)
+
+
+def save_while_training(rank: int, case: Case, directory: Path) -> list[float]:
+    """Saves a step at once to `now`, and to `later` after two more steps, in a thread while a third is taken."""
+    engine = engine_of(case, rank)
+
+    def step(number: int) -> float:
+        batch = global_batch(number, case.kind)
+        rows = own_rows(batch, mesh_of(case).index_along(rank, ("data",)), mesh_of(case).axis_size("data"))
+        return stepped(engine, rows, loss_of(batch, case.kind))["grad_norm"].value
+
+    step(0)
+    engine.save(directory / "now")
+    write = engine.save_later(directory / "later")
+    thread = threading.Thread(target=write)
+    norms = [step(1), step(2)]
+    thread.start()
+    norms.append(step(3))
+    thread.join()
+    return norms
+
+
+@pytest.mark.parametrize(
+    ("layout", "settings"),
+    [
+        (SINGLE, {"dtype": Dtype.bfloat16}),
+        (SINGLE, {"settings": {"lora": Lora(rank=2)}}),
+        (fsdp(2), {}),
+        pytest.param(megatron(2, tensor=2), {}, marks=pytest.mark.megatron),
+    ],
+)
+def test_a_checkpoint_written_while_training_continues_is_that_of_its_step(toy_dir, tmp_path, layout, settings):
+    case = laid_out(case_of(toy_dir, "llama", **settings), layout)
+    ranks = (
+        [save_while_training(0, case, tmp_path)]
+        if case.ranks == 1
+        else run_ranks(save_while_training, case.ranks, case, tmp_path)
+    )
+    assert all(norm > 0 for norms in ranks for norm in norms)
+    now, later = (files_below(tmp_path / name) for name in ("now", "later"))
+    assert now == later and any(name.endswith(".safetensors") for name in now)
+    for name in now:
+        assert (tmp_path / "now" / name).read_bytes() == (tmp_path / "later" / name).read_bytes(), name
 
 
 def save_and_perhaps_die(rank: int, case: Case, directory: Path, dies: bool) -> str:

@@ -1,11 +1,10 @@
 """A lost node is noticed and named. In a process of its own: it needs a Ray of two nodes beside the session's."""
 
-import json
 import os
 
 import pytest
 
-from tests.distributed.processes import program_ended
+from tests.distributed.processes import program_answer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -38,9 +37,7 @@ sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 
 
 def test_the_loss_of_a_node_is_named_within_seconds():
-    done = program_ended(PROGRAM)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"total"')))
+    found = program_answer(PROGRAM)
     assert found["total"] == [3.0, 3.0]
     assert found["role"] == "talker"
     assert found["node"] == os.uname().nodename

@@ -1,12 +1,11 @@
 """Ranks, devices and waiting on a cluster of several nodes. In a process of its own: it needs a Ray of many nodes."""
 
-import json
 import socket
 
 import pytest
 
 from hybridflow.controller.resource_pool import visible_gpu_bytes
-from tests.distributed.processes import program_ended
+from tests.distributed.processes import program_answer
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]  # seven nodes; the order of ranks is also in tests/unit/controller
 
@@ -93,9 +92,7 @@ sys.stdout.write("\\n" + json.dumps(found) + "\\n")
 
 @pytest.fixture(scope="module")
 def found() -> dict:
-    done = program_ended(PROGRAM)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith('{"device')))
+    return program_answer(PROGRAM)
 
 
 def test_above_16_devices_ranks_are_numbered_node_by_node(found):

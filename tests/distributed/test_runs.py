@@ -87,7 +87,8 @@ def test_there_is_one_row_of_metrics_a_step_with_the_names_that_dashboards_know(
         assert all(isinstance(value, int | float) for value in row.values())
     assert [EVALUATED in row for row in rows] == [True, False, True, False, True]
     assert ["timing_s/testing" in row for row in rows[1:]] == [False, True, False, True]
-    assert ["timing_s/save_checkpoint" in row for row in rows[1:]] == [False, False, True, False]
+    # The save after step 4 may wait for that after step 2, and shows in the row of step 4 if it does.
+    assert ["timing_s/save_checkpoint" in row for row in rows[1:4]] == [False, False, True]
 
 
 def test_samples_are_what_was_asked_and_answered(finished):

@@ -14,6 +14,7 @@ from tests.distributed.trapped import ALGORITHMS, Command
 
 # Calls of the reward function: held-out prompts, steps 1 and 2, held-out prompts, steps 3 and 4, held-out prompts, ...
 IN_STEP_1, AFTER_STEP_2, IN_STEP_3 = 2, 4, 5
+SLOW = [pytest.param(name, status, marks=pytest.mark.slow) for name, status in (("SIGTERM", 143), ("SIGINT", 130))]
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def ending(run: Command) -> dict[str, str]:
     return json.loads((run.run_dir / "ending.json").read_text())
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), pytest.param("SIGINT", 130, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "status"), [("SIGUSR1", 75), *SLOW])
 def test_a_step_that_ends_soon_is_finished_and_saved(run, whole, name, status):
     ended = stopped(run, IN_STEP_3, name)
     assert ended.status == status

@@ -1,7 +1,7 @@
 """Five steps of AdamW on FSDP and Megatron-Core, in every layout, against one device.
 
 The plain engine is held to a loop over rows elsewhere; here losses, gradient norms, outputs and weights of every
-layout must be its own, whoever has how many rows, in however many micro-batches.
+layout must be its own, whoever has how many rows, in however many microbatches.
 """
 
 from dataclasses import replace

@@ -75,7 +75,7 @@ def aggregated(algorithm: Algorithm) -> Callable[[Columns], Tensor]:
     def ours(columns: Columns) -> Tensor:
         offered = {**columns, **numbers, "entropy": torch.zeros_like(columns["mask"])}
         if loss.method.prepare is not None:
-            # Ours choose tokens by the policy before the update, verl's by the policy as it is in the micro-batch.
+            # Ours choose tokens by the policy before the update, verl's by the policy as it is in the microbatch.
             now = {
                 **offered,
                 "old_logprobs": columns["logprobs"].detach(),

@@ -54,7 +54,7 @@ def asked_rank(rank: int, case: Case) -> bytes:
 )
 def test_sums_of_squares_are_those_of_the_whole_table(toy_dir, engine, ranks, sizes):
     directory = toy_dir("llama", **HEADS)
-    # A few tokens a micro-batch, so that ranks have different numbers of them.
+    # A few tokens per microbatch, so that ranks have different numbers of them.
     case = replace(Case(directory, ranks, engine, sizes), settings={"microbatch_tokens": 12})
     answers = [asked_rank(0, case)] if ranks == 1 else run_ranks(asked_rank, ranks, case)
     columns = [pickle.loads(answer) for answer in answers]

@@ -1,6 +1,6 @@
 """Three steps of PPO's policy loss: the engine against a plain loop over rows with torch's own AdamW.
 
-The gradient does not depend on how rows are divided into micro-batches, and is that of the whole batch.
+The gradient does not depend on how rows are divided into microbatches, and is that of the whole batch.
 """
 
 import math

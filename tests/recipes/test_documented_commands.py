@@ -31,8 +31,13 @@ NOT_RUN = {
     r"hybridflow export ": "needs a trained run: tests/unit/cli/test_export.py",
     r"hybridflow (evaluate|generate) (runs|models)/": "needs a trained run or a model: tests/unit/cli/test_evaluate.py",
     r"hybridflow run planned\.yaml": "needs the file that the command before it writes: tests/unit/cli/test_plan.py",
+    r"hybridflow plan runs/": "needs a trained run: tests/unit/cli/test_plan.py",
+    r"hybridflow .*devices\.yaml": "needs or writes a calibration: tests/unit/calibration/test_calibration.py",
     r"hybridflow completion bash": "writes to a shell's start file: tests/unit/cli/test_completion.py",
     r".*reward\.model\.path=runs/reward": "needs a trained reward model: tests/distributed/test_reward_models.py",
+    r"(\.venv/bin/)?hybridflow doctor( --quick|$)": "depends on the machine: tests/unit/doctor/test_machine.py",
+    r"hybridflow doctor --only ray": "starts a cluster: tests/unit/doctor/test_machine.py",
+    r"hybridflow doctor runs/": "needs the directory of a run: tests/unit/doctor/test_runs.py",
     r"hybridflow (report|watch) ": "needs the directories of runs: tests/unit/cli/test_report.py",
     r"python recipes/custom_protocol\.py": "is a program of its own: tests/unit/controller/test_worker_group.py",
     r"python -m pdb ": "is interactive; the same command without pdb is run",
@@ -79,6 +84,7 @@ def desk(tmp_path, monkeypatch):
     (tmp_path / "my").mkdir()
     for name, content in files.items():
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in content))
+    (tmp_path / "requirements.txt").write_text("math-verify\n")
     (tmp_path / "demonstrations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demonstrations))
     for name in ("pairs.jsonl", "held_out.jsonl"):
         (tmp_path / name).write_text(pairs)
@@ -94,7 +100,7 @@ def _write_code(page: str, folder: Path) -> None:
 
 def _adapted(word: str, module: str) -> str:
     key, _, value = word.partition("=")
-    if key == "model.path" and value in PLACEHOLDERS:
+    if key.endswith("model.path") and value in PLACEHOLDERS:
         return f"{key}=model"
     if module.endswith("sft"):
         word = re.sub(r"\b(train|held_out)\.jsonl", "demonstrations.jsonl", word)

@@ -29,6 +29,7 @@ LAYOUTS = [
         id="megatron 2x2 to vllm 2",
         marks=[pytest.mark.ray, pytest.mark.vllm, pytest.mark.megatron],
     ),
+    pytest.param(["trainer.devices=4", "placement=auto"], id="placement auto", marks=pytest.mark.ray),
 ]
 
 

@@ -33,6 +33,7 @@ _ENTRIES = (
     _Entry("Explained variance", r"critic/vf_explained_var", "Of the returns, by the critic; 1 is perfect."),
     _Entry("Gradient norms", r"(?:actor|critic)/grad_norm", "Global norm before clipping."),
     _Entry("Clipped fraction", r"actor/pg_clipfrac|critic/vf_clipfrac", "Share of tokens outside the clip range."),
+    _Entry("Largest probability ratio", r"actor/ratio_max", "Of a token, after and before the update.", is_log=True),
     _Entry(
         "Rollout versus training",
         r"training/rollout_(?:log)?probs_diff_(?:max|mean)",

@@ -1,7 +1,6 @@
 """The record of a run: its metrics, samples, configuration, warnings and ending, read from the run directory."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,12 +13,11 @@ from hybridflow.observability import diagnosis
 from hybridflow.observability.calls import Section
 from hybridflow.observability.ending import ENDING_FILE, Ending, read_ending
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
+from hybridflow.observability.log_lines import read_log, since_start, warnings_of
 from hybridflow.observability.logs import DATA_LOGGERS, LOG_FILE
-from hybridflow.observability.provenance import STARTED
 from hybridflow.observability.samples import Sample, sample_of_row
 from hybridflow.observability.trace import TRACE_FILE, read_trace
 
-_LOGGED = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (?P<level>[A-Z]+) +(?P<logger>[\w.]+) (?P<message>.*)")
 _DATA_LOGGERS = tuple(f"{name}." for name in DATA_LOGGERS)
 _MOST_NAMED = 6
 _MOST_SAMPLES = 2048
@@ -138,14 +136,10 @@ def read_record(run_dir: Path) -> RunRecord:
 
 def _read_warnings(path: Path) -> Warnings:
     found = Warnings()
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    for logged in filter(None, map(_LOGGED.fullmatch, lines)):
-        message = logged["message"]
-        if message.startswith(STARTED):
-            found = Warnings()
-        elif logged["level"] == "WARNING" and not message.startswith(_DIAGNOSED):
-            is_data = f"{logged['logger']}.".startswith(_DATA_LOGGERS)
-            (found.data if is_data else found.others).append(message)
+    for line in warnings_of(since_start(read_log(path))):
+        if not line.message.startswith(_DIAGNOSED):
+            is_data = f"{line.logger}.".startswith(_DATA_LOGGERS)
+            (found.data if is_data else found.others).append(line.message)
     return found
 
 

@@ -18,14 +18,13 @@ class TrackedRun:
     """Information about a run for trackers.
 
     `resume_after`: the last step of the process that this one resumes, -1 if that one reached no checkpoint, None for
-    a new run. `is_last_unlogged`: the metrics of that step are still to come. `config` is for trackers that store it.
+    a new run. `config` is for trackers that store it.
     """
 
     run_dir: Path
     progress: Progress
     experiment: str = "hybridflow"
     resume_after: int | None = None
-    is_last_unlogged: bool = False
     config: Mapping[str, object] = field(default_factory=dict)
 
     def stored_id(self, file: Path) -> str | None:
@@ -37,11 +36,11 @@ class TrackedRun:
 class Tracker(Protocol):
     """Receives the metrics and samples of a run; `log` is called once per step, in order."""
 
-    def begin(self) -> None:
-        """Drops the records that an earlier process wrote after the step that the run resumes from.
+    def rewind(self, step: int, *, is_unlogged: bool) -> None:
+        """Drops the records of later steps, because the run continues after this one; by default, does nothing.
 
-        Called once, after the weights are loaded, so that a resume that fails earlier changes no record. Does nothing
-        if there is nothing to drop.
+        With `is_unlogged`, also drops the metrics of `step`, which will be logged again. Called after the weights are
+        loaded, so that a resume that fails earlier changes no record.
         """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -72,8 +71,8 @@ class FanoutTracker:
         """The trackers still in use."""
         return list(self._trackers)
 
-    def begin(self) -> None:
-        self._each("at the start", lambda tracker: tracker.begin())
+    def rewind(self, step: int, *, is_unlogged: bool) -> None:
+        self._each(f"step={step}", lambda tracker: tracker.rewind(step, is_unlogged=is_unlogged))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._each(f"step={step}", lambda tracker: tracker.log(step, metrics))

@@ -17,9 +17,8 @@ SAMPLES_FILE = "samples.jsonl"
 class JsonlTracker:
     """One object per step in metrics.jsonl (`step` and the metrics), one per sample in samples.jsonl.
 
-    In a resumed run `begin` drops the lines after step `resume_after` and torn lines, so that no step occurs twice; if
-    that step's metrics will be logged again, its line is dropped as well. In a new run, files of an earlier run in the
-    same directory are renamed.
+    `rewind` drops the lines of later steps and torn lines, so that no step occurs twice. In a new run, files of an
+    earlier run in the same directory are renamed.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -29,14 +28,12 @@ class JsonlTracker:
             for path in (metrics, samples):
                 if (aside := set_aside(path)) is not None:
                     logger.info("file=%s of an earlier run is kept as %s.", path, aside.name)
-        self._run = run
         self._metrics, self._samples = JsonLinesFile(metrics), JsonLinesFile(samples)
         self._warned: set[str] = set()
 
-    def begin(self) -> None:
-        if self._run.resume_after is not None:
-            self._metrics.truncate_after(self._run.resume_after - self._run.is_last_unlogged)
-            self._samples.truncate_after(self._run.resume_after, marked="is_last")
+    def rewind(self, step: int, *, is_unlogged: bool) -> None:
+        self._metrics.truncate_after(step - is_unlogged)
+        self._samples.truncate_after(step, marked="is_last")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends one line; a number that is not finite is written as null, with a warning the first time."""

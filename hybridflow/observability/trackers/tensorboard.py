@@ -20,16 +20,15 @@ _TABLE_HEAD = "| prompt | response | answer | score |\n|---|---|---|---|\n"
 class TensorBoardTracker:
     """Scalars under their own names, samples as text, in `run_dir/tensorboard`.
 
-    `begin` hides the records that an earlier process wrote after step `resume_after`.
+    `rewind` hides the records of later steps.
     """
 
     def __init__(self, run: TrackedRun) -> None:
         self._writer = EventFileWriter(str(run.run_dir / "tensorboard"))
-        self._first_step = 0 if run.resume_after is None else run.resume_after + 1
 
-    def begin(self) -> None:
+    def rewind(self, step: int, *, is_unlogged: bool) -> None:
         """Starts a session at the next step, which hides earlier records of that and later steps."""
-        self._write(Event(step=self._first_step, session_log=SessionLog(status=SessionLog.START)))
+        self._write(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Writes one scalar per metric."""

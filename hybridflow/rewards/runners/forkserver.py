@@ -17,6 +17,7 @@ from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError
 from hybridflow.observability.logs import lasting
+from hybridflow.process import STOP_SIGNALS
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.serial import outcome_of
@@ -25,8 +26,6 @@ from hybridflow.rewards.sandbox.jail import die_with
 FORK = 0
 """Request to fork a process, followed by the descriptor of its connection; the reply is its process id. A request with
 a process id ends that process; the reply is its exit status."""
-
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ Code = dict[str, str]
 def main(descriptor: int) -> None:
     """Serves requests on a connected socket until the pool disconnects."""
     # The pool's process handles signals to its process group: it may still need scores until it has saved.
-    for number in _IGNORED:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     children: set[int] = set()
     with Connection(descriptor) as control:
@@ -78,7 +77,7 @@ def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
         control.close()
         os.setsid()  # so that killing the process group also kills what the functions start
         die_with(server)
-        for number in _IGNORED:  # programs that the functions start would inherit SIG_IGN
+        for number in STOP_SIGNALS:  # programs that the functions start would inherit SIG_IGN
             signal.signal(number, signal.SIG_DFL)
         with redirect_stdout(lasting(sys.stdout, by_lines=True)), redirect_stderr(lasting(sys.stderr)):
             _serve(Connection(descriptor), setup)

@@ -1,4 +1,4 @@
-"""Micro-batches: every row once, within the budget."""
+"""Microbatches: every row once, within the budget."""
 
 import torch
 from hypothesis import given

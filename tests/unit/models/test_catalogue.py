@@ -101,6 +101,8 @@ def test_published_active_parameters(name):
         ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B"),
         ("qwen3-32b", "Qwen/Qwen3-32B"),
         ("LLAMA-7B", "meta-llama/Llama-2-7b-hf"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "meta-llama/Llama-3.1-70B"),
+        ("Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
         ("PrimeIntellect/INTELLECT-3", "zai-org/GLM-4.5-Air"),
         ("intellect-3", "zai-org/GLM-4.5-Air"),
     ],
@@ -184,9 +186,16 @@ def test_errors(text, found, remedy):
 def test_sizes_that_contradict():
     with pytest.raises(EngineError, match="num_key_value_heads=3, which is not a divisor of num_attention_heads=8"):
         find_model("hidden=1024 layers=3 heads=8 kv_heads=3")
+    with pytest.raises(EngineError, match="num_attention_heads=33, which is not a divisor of hidden_size=4096, as"):
+        find_model("hidden=4096 layers=32 heads=33")
+    assert find_model("hidden=4096 layers=32 heads=33 head_dim=128").geometry.head_dim == 128
+    assert find_model("hidden=5000 layers=3").geometry.heads == 25
 
 
 def test_a_directory_without_a_model(tmp_path):
     with pytest.raises(EngineError, match=r"config\.json cannot be read") as caught:
         find_model(str(tmp_path))
     assert "Hugging Face model directory" in caught.value.remedy
+    (tmp_path / "model.txt").touch()
+    with pytest.raises(EngineError, match=r"model\.txt is a file and not the directory of a model"):
+        find_model(str(tmp_path / "model.txt"))

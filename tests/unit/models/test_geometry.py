@@ -150,6 +150,7 @@ def test_sizes_of_linear_attention_are_needed():
     [
         ({"v_head_dim": None}, "v_head_dim=None, which is not a whole number, as kv_lora_rank requires"),
         ({"kv_lora_rank": -1}, "kv_lora_rank=-1, which is not a whole number from 1"),
+        ({"num_local_experts": 0, "num_experts_per_tok": 2}, "num_experts_per_tok=2, .* at most num_local_experts=0"),
         ({"first_k_dense_replace": 4}, "first_k_dense_replace=4, which is not at most num_hidden_layers=3"),
     ],
 )

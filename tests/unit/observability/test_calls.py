@@ -41,7 +41,7 @@ def section_of(pieces: list[oracle.Piece], start: int, end: int) -> Section:
 def span(
     call: int, pool: str, rank: int, start: float, seconds: float, *, needs: tuple[int, ...] = (), answers: bool = True
 ) -> Span:
-    sizes = {"bytes_in": 100, "bytes_out": 10, "rows": 4, "tokens": 40}
+    sizes = {"bytes_in": 100, "bytes_out": 10, "rows": 4, "tokens": 40, "peak_bytes": 1 << 30}
     return Span(call, pool, "work", pool, rank, start, seconds, **sizes, answers=answers, needs=needs)
 
 

@@ -41,3 +41,27 @@ def test_ties_explain_a_gradient_of_zero_and_a_number_that_is_not_finite_is_no_s
     both = {"frac_reward_zero_std": 1.0, "actor/grad_norm": 0.0, "response_length/clip_ratio": float("nan")}
     found = [advice for step in range(1, 6) for advice in diagnosis.update(step, both)]
     assert [advice.message.partition(":")[0] for advice in found] == ["Nothing is being learned (steps 1 to 3)"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "steps", "title"),
+    [
+        ("guards/skipped_updates", 3, "Optimizer steps are skipped"),
+        ("guards/exceeded", 1, "A limit is exceeded"),
+        ("guards/replicas_differ", 1, "Replicas differ"),
+    ],
+)
+def test_what_guards_find_is_reported_with_its_remedy(metric, steps, title):
+    diagnosis = Diagnosis()
+    found = [diagnosis.update(step, {metric: 0.5}) for step in range(1, steps + 1)]
+    assert [len(each) for each in found] == [0] * (steps - 1) + [1]
+    assert title in found[-1][0].message and metric in found[-1][0].message and found[-1][0].remedy
+
+
+def test_how_long_nothing_has_been_learned_is_known():
+    diagnosis = Diagnosis()
+    for step in range(1, 6):
+        diagnosis.update(step, {"actor/grad_norm": 0.0, "guards/exceeded": 1.0})
+    assert diagnosis.no_learning(6) is None
+    advice = diagnosis.no_learning(5)
+    assert advice is not None and "the gradient is zero" in advice.message and "(steps 1 to 5)" in advice.message

@@ -31,7 +31,15 @@ def test_sparkline_rises_with_the_values_and_keeps_to_its_cells():
 
 @pytest.mark.parametrize(
     ("part", "whole", "text"),
-    [(5, 2312, "0.22%"), (26, 64, "41%"), (7470, 7473, "99.9%"), (1991, 2000, "99.5%"), (3, 3, "100%"), (0, 3, "0%")],
+    [
+        (5, 2312, "0.22%"),
+        (26, 64, "41%"),
+        (7470, 7473, "99.9%"),
+        (1991, 2000, "99.5%"),
+        (3, 3, "100%"),
+        (0, 3, "0%"),
+        (3141, 2687, "117%"),
+    ],
 )
 def test_a_share_is_all_only_if_it_is_whole(part, whole, text):
     assert percent(part, whole) == text

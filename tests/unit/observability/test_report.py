@@ -75,7 +75,7 @@ def test_the_report_is_one_balanced_page_without_outside_resources_that_shows_th
 
 
 def _call(number: int, role: str, place: tuple[str, int], times: tuple[float, float], *, needs=()) -> Span:
-    sizes = {"bytes_in": 2_000_000, "bytes_out": 0, "rows": 8, "tokens": 1200}
+    sizes = {"bytes_in": 2_000_000, "bytes_out": 0, "rows": 8, "tokens": 1200, "peak_bytes": 0}
     return Span(number, role, "work", *place, times[0], times[1] - times[0], **sizes, answers=True, needs=needs)
 
 

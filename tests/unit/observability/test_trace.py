@@ -23,14 +23,16 @@ def calls_of(step: int) -> list[Span]:
     ]
 
 
-def traced(folder: Path, steps: range, *, what: str = "step", keep: int = 5, **options) -> None:
-    """Writes some steps, as one process."""
+def traced(folder: Path, steps: range, *, what: str = "step", keep: int = 5, ends: bool = False, **options) -> None:
+    """Writes some steps, as one process, which then is killed or ends."""
     due: list[Span] = []
     trace = CallTrace(lambda: [due.pop(0) for _ in list(due)], options.pop("pools", POOLS), folder / TRACE_FILE,
                       keep=keep, **options)  # fmt: skip
     for step in steps:
         due += calls_of(step)
         trace.record(what, step, time.perf_counter() - 0.6, 0.6)
+    if ends:
+        trace.close()
 
 
 def events_of(folder: Path) -> list[dict]:
@@ -50,7 +52,8 @@ def test_the_file_is_an_open_array_of_chrome_events_with_a_process_per_pool_and_
     assert len({thread for _, thread in named}) == 3, "Perfetto takes threads of one number for the same thread"
     slices = [event for event in events if event["ph"] == "X"]
     assert [event["name"] for event in slices[:4]] == ["policy.work", "policy.work", "judge.work", "step 1"]
-    about = {"step": 1, "call": 11, "rows": 4, "tokens": 40, "bytes_in": 100, "bytes_out": 10, "needs": [10]}
+    about = {"step": 1, "call": 11, "rows": 4, "tokens": 40, "bytes_in": 100, "bytes_out": 10, "needs": [10],
+             "peak_bytes": 1 << 30}  # fmt: skip
     assert slices[2]["args"] == {**about, "answers": True, "critical": True}
     assert slices[1]["args"]["critical"] is False
     arrow = [(event["ph"], event["pid"], event["tid"], event["id"]) for event in events if event["ph"] in "sf"][:2]
@@ -68,7 +71,7 @@ def test_what_is_written_is_read(tmp_path):
     for found, given in zip(second.spans, calls_of(2), strict=True):
         assert found.start == pytest.approx(given.start, abs=5.0)
         assert found.seconds == pytest.approx(given.seconds, abs=2e-6)
-        for name in ("call", "role", "method", "pool", "rank", "rows", "tokens", "answers", "needs"):
+        for name in ("call", "role", "method", "pool", "rank", "rows", "tokens", "answers", "needs", "peak_bytes"):
             assert getattr(found, name) == getattr(given, name)
     assert measured_calls([first, second])["judge.work"].seconds == pytest.approx(0.25, abs=1e-5)
     assert read_trace(tmp_path / "nothing") == []
@@ -84,6 +87,30 @@ def test_a_step_that_was_torn_by_a_kill_is_left_out_and_the_next_process_goes_on
         traced(tmp_path, range(3, 5), resume_after=2)
         assert [section.step for section in read_trace(tmp_path)] == [1, 2, 3, 4]
         assert [event["name"] for event in events_of(tmp_path)].count("step 3") == 1
+
+
+def test_a_finished_run_leaves_a_closed_array_which_a_resumed_run_continues(tmp_path):
+    traced(tmp_path, range(1, 4), ends=True)
+    whole = json.loads((tmp_path / TRACE_FILE).read_text())
+    assert [event["name"] for event in whole if event.get("cat") == "step" and event["ph"] == "X"][-1] == "step 3"
+    assert [section.step for section in read_trace(tmp_path)] == [1, 2, 3]
+    traced(tmp_path, range(4, 6), resume_after=3)
+    assert [section.step for section in read_trace(tmp_path)] == [1, 2, 3, 4, 5]
+    assert "]\n" not in (tmp_path / TRACE_FILE).read_text().splitlines(keepends=True)
+    traced(tmp_path, range(6, 7), resume_after=5, ends=True)
+    assert json.loads((tmp_path / TRACE_FILE).read_text())[: len(whole) - 1] == whole[:-1]
+    traced(tmp_path, range(8, 8), ends=True)
+    assert [section.step for section in read_trace(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_trace_that_is_gone_is_not_closed(tmp_path, caplog):
+    trace = CallTrace(list, POOLS, tmp_path / TRACE_FILE, keep=5)
+    trace.record("step", 1, time.perf_counter(), 0.1)
+    (tmp_path / TRACE_FILE).unlink()
+    trace.close()
+    trace.close()
+    assert sum("its JSON array is not closed" in record.message for record in caplog.records) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_resumed_run_on_other_pools_and_a_new_run_begin_their_own_trace(tmp_path):

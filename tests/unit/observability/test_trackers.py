@@ -89,7 +89,7 @@ def _tensorboard_values(path):
 
 
 @pytest.mark.parametrize(("make", "values"), [(JsonlTracker, _jsonl_values), (TensorBoardTracker, _tensorboard_values)])
-def test_a_resumed_tracker_drops_later_steps_when_it_begins(tmp_path, make, values, monkeypatch):
+def test_a_rewound_tracker_drops_later_steps(tmp_path, make, values, monkeypatch):
     monkeypatch.setattr(event_file_writer, "_global_uid", AtomicCounter(0))  # file names are ordered as text: 9 > 10
     first = make(_run(tmp_path))
     for step in range(1, 8):
@@ -98,7 +98,7 @@ def test_a_resumed_tracker_drops_later_steps_when_it_begins(tmp_path, make, valu
     first.close()
     resumed = make(_run(tmp_path, resume_after=5))
     assert len(values(tmp_path)) == 7
-    resumed.begin()
+    resumed.rewind(5, is_unlogged=False)
     resumed.log(6, {"x": 1.0})
     resumed.close()
     assert values(tmp_path) == [(step, 0.0) for step in range(1, 6)] + [(6, 1.0)]

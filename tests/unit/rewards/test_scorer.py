@@ -122,6 +122,17 @@ def test_the_budget_holds_for_the_life_of_the_scorer(make_scorer):
         scorer.score(PROMPTS, TEXTS, {})
 
 
+def test_a_batch_that_exceeded_the_budget_may_be_scored_again(make_scorer, tmp_path):
+    text = f"from pathlib import Path\ndef f(completions, **columns):\n    if Path('{tmp_path}/down').exists():\n"
+    scorer = make_scorer(text + "        raise OSError('down')\n    return [1.0] * len(completions)")
+    (tmp_path / "down").touch()
+    for _ in range(2):
+        with pytest.raises(RewardError, match="has failed to score 1 samples so far"):
+            scorer.score(PROMPTS, TEXTS, {})
+    (tmp_path / "down").unlink()
+    assert scorer.score(PROMPTS, TEXTS, {}).scores.tolist() == [1.0] * len(TEXTS)
+
+
 def test_a_sample_that_fails_in_two_functions_counts_once_and_keeps_the_score_of_a_third(make_scorer):
     text = RAISES_ON_CCC + "g = f\ndef h(completions, **c):\n    return [10] * len(completions)\n"
     scored = make_scorer(text, ("f", "g", "h"), error_budget=1).score(PROMPTS, TEXTS, {})

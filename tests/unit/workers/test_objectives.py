@@ -1,4 +1,4 @@
-"""Losses with global denominators: whatever the split into micro-batches, the parts add up to the whole."""
+"""Losses with global denominators: whatever the split into microbatches, the parts add up to the whole."""
 
 from dataclasses import replace
 

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from hybridflow.config.training import Lora
 from hybridflow.errors import CheckpointError, EngineError
-from hybridflow.models.adapters.files import load_adapter, merged_directory, save_adapter
+from hybridflow.models.adapters.files import load_adapter, merged_directory, plan_adapter
 from hybridflow.models.adapters.lora import Adapter, is_adapter_weight
 from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.loading import load_causal_lm
@@ -19,7 +19,7 @@ from tests.unit.models.adapters.adapted import adapted, logits, shards_of
 def test_what_is_saved_is_the_adapter_alone_and_comes_back(tmp_path):
     model = toy_model("llama")
     adapter = adapted(model, Lora(rank=2))
-    save_adapter(adapter, shards_of(model), tmp_path, Ranks.alone(), base_model="owner/toy")
+    plan_adapter(adapter, shards_of(model), tmp_path, Ranks.alone(), base_model="owner/toy").write()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
     config = peft.LoraConfig.from_pretrained(str(tmp_path))
     assert (config.r, config.base_model_name_or_path, config.task_type) == (2, "owner/toy", "CAUSAL_LM")
@@ -38,7 +38,7 @@ def test_what_is_saved_is_the_adapter_alone_and_comes_back(tmp_path):
 )
 def test_an_adapter_of_other_settings_is_an_error_that_says_both(tmp_path, lora, message):
     model, other = toy_model("llama"), toy_model("llama")
-    save_adapter(adapted(model, Lora(rank=2)), shards_of(model), tmp_path, Ranks.alone(), base_model="toy")
+    plan_adapter(adapted(model, Lora(rank=2)), shards_of(model), tmp_path, Ranks.alone(), base_model="toy").write()
     with pytest.raises(CheckpointError, match=message) as caught:
         load_adapter(Adapter(other, lora), shards_of(other), tmp_path)
     assert "Resume with the settings" in caught.value.remedy
@@ -56,7 +56,7 @@ def test_the_merged_directory_holds_what_the_rollout_generated_with(tmp_path, to
     directory = toy_dir(architecture, tie_word_embeddings=tied)
     model = load_causal_lm(directory, dtype=dtype, device="cpu")
     adapter = adapted(model, Lora(rank=4))
-    save_adapter(adapter, shards_of(model), tmp_path / "adapter", Ranks.alone(), base_model=str(directory))
+    plan_adapter(adapter, shards_of(model), tmp_path / "adapter", Ranks.alone(), base_model=str(directory)).write()
     merged_directory(tmp_path / "adapter", directory, tmp_path / "out")
     read = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     sent = {shard.name: shard.tensor for shard in merged_shards(shards_of(model), adapter)}
@@ -68,7 +68,9 @@ def test_the_merged_directory_holds_what_the_rollout_generated_with(tmp_path, to
 
 def test_merging_into_another_model_is_an_error(tmp_path, toy_dir):
     model = toy_model("llama", num_hidden_layers=3)
-    save_adapter(adapted(model, Lora(rank=2)), shards_of(model), tmp_path / "a", Ranks.alone(), base_model="toy")
+    plan_adapter(
+        adapted(model, Lora(rank=2)), shards_of(model), tmp_path / "a", Ranks.alone(), base_model="toy"
+    ).write()
     with pytest.raises(EngineError, match="layers.2.*was trained on"):
         merged_directory(tmp_path / "a", toy_dir("llama"), tmp_path / "out")
     with pytest.raises(EngineError, match=r"no adapter to read.*adapter_config\.json"):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hybridflow.config.training import Lora
-from hybridflow.models.adapters.files import save_adapter
+from hybridflow.models.adapters.files import plan_adapter
 from hybridflow.models.adapters.merging import TILE_COLUMNS, TILE_ROWS, MergedShard, merged_shards
 from hybridflow.parallel.groups import Ranks
 from hybridflow.parallel.layout import TensorLayout, WeightShard
@@ -17,7 +17,7 @@ from tests.unit.models.adapters.adapted import adapted, shards_of
 def test_merged_weights_are_pefts(tmp_path, tied):
     model = toy_model("qwen2", tie_word_embeddings=tied)
     adapter = adapted(model, Lora(rank=4, alpha=12.0))
-    save_adapter(adapter, shards_of(model), tmp_path, Ranks.alone(), base_model="toy")
+    plan_adapter(adapter, shards_of(model), tmp_path, Ranks.alone(), base_model="toy").write()
     theirs = peft.PeftModel.from_pretrained(toy_model("qwen2", tie_word_embeddings=tied), str(tmp_path))
     merged = dict(theirs.merge_and_unload().named_parameters())
     ours = {shard.name: shard.tensor for shard in merged_shards(shards_of(model), adapter)}

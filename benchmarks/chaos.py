@@ -30,7 +30,7 @@ from statistics import median
 import psutil
 
 from benchmarks.record import HERE
-from hybridflow.elastic.recovery import FAULTS_FILE
+from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 

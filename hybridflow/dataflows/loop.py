@@ -191,6 +191,8 @@ class Loop:
         """Does a part of a step again after each fault, unless the run then continues from an earlier step."""
         while True:
             step = self._step
+            if self._run.survival is not None:
+                self._run.survival.reached(step)
             try:
                 return act()
             except Exception as error:  # noqa: BLE001 (the policy of its kind decides; if none does, it is raised)

@@ -13,9 +13,6 @@ from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
-FAULTS_FILE = "faults.jsonl"
-"""The file with a line for each fault that a run has survived, or that ended it."""
-
 FILES_OF_A_RUN = ("checkpoints", CONFIG_FILE, "metrics.jsonl", "run.log")
 """Names of which a run directory has at least one."""
 

@@ -5,6 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ class Survival:
             ...  # if not kept: restore a snapshot or checkpoint; then publish the weights
             survival.continued(step=5)
 
-    A fault between `replace` and `continued` is handled in the same way. `learner_pools` are the pools with trained
-    models; `pool_of` is the pool of each role; `reconnect` connects the actor with a rollout in another pool. Without
-    `respawns`, all workers share the driver's process.
+    `reached` tells it after which step the run continues, to compute what a fault has cost. A fault between `replace`
+    and `continued` is handled in the same way. `learner_pools` are the pools with trained models; `pool_of` is the pool
+    of each role; `reconnect` connects the actor with a rollout in another pool. Without `respawns`, all workers share
+    the driver's process.
     """
 
     def __init__(
@@ -72,11 +74,19 @@ class Survival:
         """The faults since the run last continued."""
         self._policy = FaultPolicy.stop
         self._is_kept = True
-        self._began = 0.0
+        self._times: list[float] = []
+        """When they happened, in seconds of `time.monotonic`."""
+        self._reached: dict[int, float] = {}
+        """When the run was after a step, on a clock that leaves out the time that faults have cost."""
+        self._cost = 0.0
         self._pools: set[str] = set()
         self._raised_in: set[str] = set()
         """The pools of processes that raised an error and must be replaced."""
         self._retries = 0
+
+    def reached(self, step: int) -> None:
+        """Notes that the run continues from the state after a step, as it also does after a fault."""
+        self._reached[step] = time.monotonic() - self._cost
 
     def can_survive(self, error: Exception, *, step: int) -> bool:
         """Notes a fault after `step` steps. Returns whether the run may continue; if not, the error then says why."""
@@ -135,10 +145,15 @@ class Survival:
         return self._is_kept
 
     def continued(self, *, step: int) -> None:
-        """Records that the run continues after this many steps."""
-        seconds, pools = time.monotonic() - self._began, ",".join(sorted(self._pools))
-        lost = max(int(fault["step"]) for fault in self._faults) - step
-        self._record({"pools": pools, "resumed_step": step, "seconds": round(seconds, 3)})
+        """Records that the run continues after this many steps, and what each fault has cost: the time until the next
+        one or until now and, for the first, the time since the run was last after that step."""
+        now, pools = time.monotonic(), ",".join(sorted(self._pools))
+        seconds, lost = now - self._times[0], max(int(fault["step"]) for fault in self._faults) - step
+        since = [self._reached.get(step, self._times[0] - self._cost) + self._cost, *self._times[1:], now]
+        self._cost += now - since[0]
+        for fault, at, (start, end) in zip(self._faults, self._times, pairwise(since), strict=True):
+            fault |= {"seconds": round(now - at, 3), "cost_seconds": round(end - start, 3)}
+        self._record({"pools": pools, "resumed_step": step})
         done = f"new processes in pool={pools}" if pools else "the step is repeated" if self._is_kept else "rolled back"
         logger.warning(
             "recovered: %s after %.1f s; the run continues after step %d%s.",
@@ -156,8 +171,7 @@ class Survival:
 
     def _count(self, kind: Kind, step: int) -> None:
         now = time.monotonic()
-        if not self._faults:
-            self._began = now
+        self._times.append(now)
         while self._recent and self._recent[0] < now - _HOUR:
             self._recent.popleft()
         self._recent.append(now)
@@ -191,6 +205,7 @@ class Survival:
         except OSError as error:  # the fault itself may be a full disk, or a run directory that no longer exists
             logger.warning("file=%s cannot be written: %s", self._ledger, error)
         self._faults.clear()
+        self._times.clear()
 
 
 def kind_of(error: Exception) -> Kind:

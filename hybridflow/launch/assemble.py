@@ -22,7 +22,6 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.elastic.recovery import FAULTS_FILE
 from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.stopping import Stop
 from hybridflow.elastic.survival import Survival
@@ -33,6 +32,7 @@ from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.responses_file import ResponsesFile, origin_of_responses
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
 from hybridflow.launch.start_roles import connect_rollout, resource_pools, start_roles
+from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.metrics import Metrics
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.samples import Sample

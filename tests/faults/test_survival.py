@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from hybridflow.controller import Backend
-from hybridflow.elastic.recovery import FAULTS_FILE
+from hybridflow.observability.fault_ledger import FAULTS_FILE
 from tests.distributed.processes import Processes
 from tests.distributed.runs import sample_rows, steps_of
 from tests.distributed.trapped import ALGORITHMS, Command

@@ -13,9 +13,10 @@ import yaml
 
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import is_claimed
-from hybridflow.elastic.recovery import CONFIG_FILE, FAULTS_FILE, FILES_OF_A_RUN
+from hybridflow.elastic.recovery import CONFIG_FILE, FILES_OF_A_RUN
 from hybridflow.errors import DataError
 from hybridflow.observability.ending import UNRECORDED, Ending, read_ending
+from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.log_lines import LogLine, read_log, since_start
 from hybridflow.observability.logs import LOG_FILE

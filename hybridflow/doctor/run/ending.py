@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from hybridflow.doctor.finding import Finding, Status, ok, problem, warning
 from hybridflow.doctor.run.directory import RunDirectory
 from hybridflow.doctor.run.kills import kills
-from hybridflow.elastic.recovery import FAULTS_FILE
 from hybridflow.observability.ending import UNRECORDED, split_remedy
+from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.formatting import counted
 
 _FAILED = "failed: "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybridflow.observability import formatting
+from hybridflow.observability.fault_ledger import Fault
 from hybridflow.observability.printable import shown
 from hybridflow.observability.report.record import Series
 
@@ -70,19 +71,19 @@ class Chart:
         return short_labels(names) if len(names) > 1 else names
 
 
-def chart_card(chart: Chart) -> str:
-    """A card: title, latest value, the chart, and a legend if there are several series."""
+def chart_card(chart: Chart, faults: Sequence[Fault] = ()) -> str:
+    """A card: title, latest value, the chart with marks at faults, and a legend if there are several series."""
     latest = [each.finite[-1] for each in chart.series if each.finite]
     value = f'<span class="latest">{formatting.short(latest[0])}</span>' if latest and not chart.of_runs else ""
     note = f'<p class="note">{shown(chart.note)}</p>' if chart.note else ""
     return (
         f'<figure class="card chart"><figcaption>{shown(chart.title)}{value}</figcaption>'
-        f"{note}{_legend(chart)}{line_chart(chart)}</figure>"
+        f"{note}{_legend(chart)}{line_chart(chart, faults)}</figure>"
     )
 
 
-def line_chart(chart: Chart) -> str:
-    """The SVG of a chart: grid, axes, and one line per series, with a smoothed line if it is long."""
+def line_chart(chart: Chart, faults: Sequence[Fault] = ()) -> str:
+    """The SVG of a chart: grid, axes, faults, and one line per series, with a smoothed line if it is long."""
     drawn = [_thinned(each) for each in chart.series]
     x = step_axis([step for each in drawn for step in each.steps], LEFT, WIDTH - RIGHT)
     y = value_axis([v for each in drawn for v in each.values], HEIGHT - BOTTOM, TOP, is_log=chart.is_log)
@@ -92,7 +93,7 @@ def line_chart(chart: Chart) -> str:
     )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{shown(chart.title)}" '
-        f"data-chart='{_hover_data(chart, drawn, x, y)}'>{grid(x, y)}{lines}</svg>"
+        f"data-chart='{_hover_data(chart, drawn, x, y)}'>{grid(x, y)}{_marks(faults, x, y)}{lines}</svg>"
     )
 
 
@@ -152,6 +153,17 @@ def _legend(chart: Chart) -> str:
         if each.steps
     ]
     return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _marks(faults: Sequence[Fault], x: Axis, y: Axis) -> str:
+    """A dashed line with a triangle above it for each fault, in another color if it ended the run."""
+    parts = []
+    for at, kind in dict.fromkeys((fault.at, "survived" if fault.is_survived else "fatal") for fault in faults):
+        place = x.place(min(max(at, x.low), x.high))
+        line = f"M{place:.1f} {y.start:.0f}V{y.end:.0f}"
+        tip = f"M{place - 4:.1f} {y.end - 6:.0f}h8l-4 6z"
+        parts.append(f'<g class="fault {kind}"><path class="cross" d="{line}"/><path class="tip" d="{tip}"/></g>')
+    return "".join(parts)
 
 
 def _course(series: Series, thin: Series, color: str, x: Axis, y: Axis, *, is_smoothed: bool) -> str:

@@ -13,6 +13,7 @@ from hybridflow.observability.report.catalogue import charts, other_charts
 from hybridflow.observability.report.charts import chart_card, sparkline
 from hybridflow.observability.report.config import config_section
 from hybridflow.observability.report.document import html_page, write_page
+from hybridflow.observability.report.faults import faults_section
 from hybridflow.observability.report.record import RunRecord, Series, read_record
 from hybridflow.observability.report.samples import samples_section
 from hybridflow.observability.report.timeline import timeline_section
@@ -40,7 +41,8 @@ def current_record(run_dir: Path, *, is_over: bool) -> RunRecord:
 
 def report_page(record: RunRecord, *, is_renewed: bool = False) -> str:
     """The whole page as HTML; `is_renewed`: it is written again while it is open, so it refreshes itself."""
-    body = _header(record) + _curves(record) + timing_section(record.metrics) + timeline_section(record.trace)
+    body = _header(record) + _curves(record) + faults_section(record.faults, record.seconds)
+    body += timing_section(record.metrics) + timeline_section(record.trace)
     body += samples_section(record) + config_section(record.config_text) + _others(record)
     return html_page(f"{record.name} - run report", body, is_renewed=is_renewed)
 
@@ -56,7 +58,9 @@ def _header(record: RunRecord) -> str:
 def _sentence(record: RunRecord) -> str:
     steps = formatting.counted(record.last_step, "step")
     took = f" in {formatting.spoken_duration(record.seconds)}" if record.seconds else ""
-    return f"{steps}{took}, last updated {record.written:%Y-%m-%d %H:%M}"
+    survived = [fault.cost_seconds for fault in record.faults if fault.is_survived]
+    lost = f", {formatting.spoken_duration(math.fsum(survived))} lost to {formatting.counted(len(survived), 'fault')}"
+    return f"{steps}{took}{lost if survived else ''}, last updated {record.written:%Y-%m-%d %H:%M}"
 
 
 def _ending(record: RunRecord) -> str:
@@ -127,7 +131,7 @@ def _tile(label: str, value: str, before: str, numbers: Sequence[float], kind: s
 
 
 def _curves(record: RunRecord) -> str:
-    cards = "".join(chart_card(chart) for chart in charts(record.metrics))
+    cards = "".join(chart_card(chart, record.faults) for chart in charts(record.metrics))
     if not cards:
         return '<section><h2>Curves</h2><p class="note">This run has written no metrics yet.</p></section>'
     return f'<section><h2>Curves</h2><div class="grid">{cards}</div></section>'
@@ -137,7 +141,7 @@ def _others(record: RunRecord) -> str:
     moving, constant = other_charts(record.metrics)
     if not moving and not constant:
         return ""
-    cards = "".join(chart_card(chart) for chart in moving)
+    cards = "".join(chart_card(chart, record.faults) for chart in moving)
     rows = "".join(
         f"<tr><td>{shown(name)}</td><td>{formatting.short(value)}</td></tr>" for name, value in constant.items()
     )

@@ -12,6 +12,7 @@ from hybridflow.errors import Advice, DataError
 from hybridflow.observability import diagnosis
 from hybridflow.observability.calls import Section
 from hybridflow.observability.ending import ENDING_FILE, Ending, read_ending
+from hybridflow.observability.fault_ledger import FAULTS_FILE, Fault, read_faults
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.log_lines import read_log, since_start, warnings_of
 from hybridflow.observability.logs import DATA_LOGGERS, LOG_FILE
@@ -68,6 +69,7 @@ class RunRecord:
     warnings: Warnings = field(default_factory=Warnings)
     trace: Sequence[Section] = ()
     """The calls of the latest steps."""
+    faults: Sequence[Fault] = ()
 
     @property
     def last_step(self) -> int:
@@ -100,7 +102,7 @@ class RunRecord:
 def stamps(run_dir: Path) -> list[tuple[int, int] | None]:
     """The times and sizes of the files that `read_record` reads, which tell whether it would read the same again."""
     found: list[tuple[int, int] | None] = []
-    for name in ("metrics.jsonl", "samples.jsonl", "config.yaml", LOG_FILE, ENDING_FILE, TRACE_FILE):
+    for name in ("metrics.jsonl", "samples.jsonl", "config.yaml", LOG_FILE, ENDING_FILE, TRACE_FILE, FAULTS_FILE):
         try:
             status = (run_dir / name).stat()
         except OSError:
@@ -131,6 +133,7 @@ def read_record(run_dir: Path) -> RunRecord:
         ending=read_ending(run_dir),
         warnings=_read_warnings(run_dir / LOG_FILE),
         trace=read_trace(run_dir),
+        faults=read_faults(run_dir),
     )
 
 

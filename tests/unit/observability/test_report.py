@@ -1,5 +1,6 @@
 """report.html: complete, self-contained, and safe whatever the samples hold."""
 
+import html
 import json
 import math
 import os
@@ -120,6 +121,33 @@ def test_more_than_16_ranks_are_drawn_as_one_row_per_pool(tmp_path):
 
 def test_names_in_a_timeline_are_escaped(tmp_path):
     assert "<script>" not in _timeline(tmp_path, ranks=1, role="<script>alert(1)</script>")
+
+
+def test_faults_are_marked_on_the_curves_and_listed_with_their_cost(tmp_path):
+    died = {"step": 19, "kind": "process", "fault": "WorkerDied", "role": "rollout", "rank": 1, "method": "generate"}
+    died |= {"message": "<script>alert(1)</script>", "pools": "main", "resumed_step": 10, "cost_seconds": 16.0}
+    ended = {"step": 40, "kind": "storage", "fault": "ResourceError", "message": "The disk is full"}
+    (_run_dir(tmp_path) / "faults.jsonl").write_text(json.dumps(died) + "\n" + json.dumps(ended) + "\n")
+    page = write_report(tmp_path).read_text()
+    balanced(page)
+    assert "40 steps in 1 min 20 s, 16 s lost to 1 fault" in page
+    charts = re.findall(r"<svg[^>]*data-chart.*?</svg>", page)
+    assert len(charts) > 3
+    for chart in charts:
+        places = re.findall(r'<g class="fault (\w+)"><path class="cross" d="M([\d.]+) ', chart)
+        # The axis goes from step 0 or 1, at 44, to step 40, at 362.
+        assert [kind for kind, _ in places] == ["survived", "fatal"]
+        assert 194 < float(places[0][1]) < 200 and places[1][1] == "362.0"
+    section = page.partition('<section id="faults"')[2].partition("</section>")[0]
+    assert "16 s were lost to them, 17% of the run's time." in section and "<script>alert" not in section
+    cells = re.sub(r"<[^>]+>+", "|", section)
+    assert re.search(r"\|19\|+process\|.*WorkerDied: rollout rank 1, generate\|+new processes in main;", cells)
+    assert "continued after step 10, 9 steps back||16 s|" in cells and "the run ended" in cells
+    marks = json.loads(html.unescape(re.search(r'data-faults="([^"]*)"', page)[1]))
+    assert marks[0] == [
+        19.5,
+        "fault after step 19 (process): new processes in main; continued after step 10, 9 steps back",
+    ]
 
 
 def test_a_tile_says_which_step_was_evaluated_last_and_over_how_many_steps_a_mean_is(tmp_path):

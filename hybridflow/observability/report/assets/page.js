@@ -23,6 +23,9 @@
     return made;
   };
 
+  const faults = JSON.parse(document.getElementById("faults")?.dataset.faults ?? "[]");
+  const NEAR = 5;
+
   for (const svg of document.querySelectorAll("svg[data-chart]")) {
     const data = JSON.parse(svg.dataset.chart);
     const layer = svg.appendChild(element("g", {}));
@@ -46,6 +49,8 @@
           class: "dot c" + (place % 11), r: 3.5, cx: scale(data.x, series.x[at], false), cy: scale(data.y, value, data.log),
         }));
       });
+      for (const [at, said] of faults)
+        if (Math.abs(scale(data.x, Math.min(Math.max(at, low), high), false) - x) < NEAR) lines.push(said);
       const across = scale(data.x, shown, false);
       layer.replaceChildren(
         element("line", { class: "cross", x1: across, x2: across, y1: data.y[3], y2: data.y[2] }), ...marks);

@@ -14,6 +14,8 @@ _EXTRAS = {
     "math_verify": ["math"],
     "vaderSentiment": ["recipes"],
     "reasoning_gym": ["reasoning-gym"],
+    "s3fs": ["s3"],
+    "gcsfs": ["gcs"],
     "wandb": ["wandb"],
     "mlflow": ["mlflow"],
 }

@@ -32,7 +32,7 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
             faults.add(error)
             reset(config, error.key)  # later stages assume that these are right
     costs, algorithms = (_cost_errors, _pretraining_errors), (_kl_errors, _correction_errors)
-    across = (_guard_errors, _fault_errors, *costs, _retention_errors, *algorithms, placement_errors)
+    across = (_guard_errors, _fault_errors, *costs, _retention_errors, _url_errors, *algorithms, placement_errors)
     for rule in (_row_errors, _sampling_errors, _name_errors, _choice_errors, *across):
         faults.add(*rule(config))
 
@@ -214,6 +214,17 @@ def _pretraining_errors(config: Experiment) -> Iterator[ConfigError]:
             f"data.pretraining_files=[{','.join(files)}] are texts for the built-in model, but model.path={path}.",
             remedy="Name texts for your model: data.pretraining_files=[path,...].",
             among=["data.pretraining_files", "model.path"],
+        )
+
+
+def _url_errors(config: Experiment) -> Iterator[ConfigError]:
+    """URLs name their protocol and a place."""
+    url = config.trainer.checkpoint_url
+    if url is not None and not all(url.partition("://")):
+        yield ConfigError(
+            f"trainer.checkpoint_url={url!r} is not a URL.",
+            remedy="Give protocol://place, such as s3://bucket/runs/x or file:///mnt/backup/x.",
+            key="trainer.checkpoint_url",
         )
 
 

@@ -105,6 +105,10 @@ class Trainer(Section):
     """Write checkpoints while training continues, from a copy of the weights and the optimizer's state in host memory.
     false: training waits until a checkpoint is complete."""
 
+    checkpoint_url: str | None = None
+    """URL to which complete checkpoints are copied while training continues, such as s3://bucket/runs/x; a run whose
+    directory has no later checkpoint resumes from it, on any machine. null copies none."""
+
     keep_checkpoints: Annotated[int, AT_LEAST_1] = 2
     """Number of most recent checkpoints to keep."""
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.run import Run
+from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.saving import Saving
 from hybridflow.errors import CheckpointError, HybridflowError, WorkerDied, WorkerHangs
 from hybridflow.observability.logs import log_to_file
@@ -36,6 +37,8 @@ class Checkpointing:
         self._run = run
         self._saving: Saving | None = None
         self._metrics: Metrics = {}
+        self._has_waited = False
+        """Whether it has waited for the copy at a URL at the end of the run."""
 
     @property
     def is_writing(self) -> bool:
@@ -76,7 +79,14 @@ class Checkpointing:
             self.finish()
 
     def look(self) -> None:
-        """Notes whether the checkpoint is complete, without waiting; raises the error of its writing."""
+        """Notes whether the checkpoint is complete, without waiting; raises the error of its writing.
+
+        Records faults of the copy at a URL that have ended.
+        """
+        mirror, survival = self._run.mirror, self._run.survival
+        if mirror is not None and survival is not None:
+            for outage in mirror.outages():
+                survival.survived(outage.error, step=self.step, seconds=outage.seconds)
         if self._saving is not None:
             if self._saving.is_done:
                 self._note(self._saving)
@@ -89,12 +99,41 @@ class Checkpointing:
             self._ask(wait_for_it=True)
             self._note(self._saving)
 
+    def complete(self) -> None:
+        """As `finish`, and waits for the copy at a URL: for as long as it takes, unless the run was asked to stop."""
+        self.finish()
+        mirror, stop = self._run.mirror, self._run.stop
+        if mirror is None:
+            return
+        self._has_waited = True
+        try:
+            mirror.finish(None if stop.signal is None else stop.seconds_left)
+        except CheckpointError as error:
+            if stop.signal is None:
+                raise
+            logger.warning("%s", error)
+        self.look()
+
     def end(self, error: BaseException | None) -> None:
         """Finishes the checkpoint if that is possible after an error, or a fault (None) that has replaced processes.
 
         If the run must end immediately, gives it up. Raises only faults, after which the run may still continue. After
         an error, roles may be waiting for one another for ever, so it does not call them.
         """
+        try:
+            self._end(error)
+        finally:
+            if self._run.mirror is not None and isinstance(error, Exception) and not self._has_waited:
+                self._leave(self._run.mirror)
+
+    def _leave(self, mirror: Mirror) -> None:
+        """Gives the copy of the last checkpoint some time, after an error that ends the run."""
+        try:
+            mirror.finish(max(_PATIENCE_SECONDS, 2 * mirror.seconds))
+        except CheckpointError as error:
+            logger.warning("%s", error)
+
+    def _end(self, error: BaseException | None) -> None:
         saving = self._saving
         if saving is None:
             return
@@ -126,8 +165,12 @@ class Checkpointing:
         self._saving, self.is_owed = None, True
         self.path, self.step = saving.result(), saving.step
         self.is_owed = False
-        self._run.stop.save_seconds = saving.seconds
-        self._metrics = {"perf/checkpoint_write_seconds": last(saving.seconds)}
+        mirror, seconds = self._run.mirror, saving.seconds
+        self._metrics = {"perf/checkpoint_write_seconds": last(seconds)}
+        if mirror is not None:
+            mirror.update()
+            self._metrics["perf/checkpoint_upload_seconds"] = last(mirror.seconds)
+        self._run.stop.save_seconds = seconds + (mirror.seconds if mirror is not None else 0.0)
         log_to_file(logging.INFO, f"saved checkpoint={self.path} seconds={saving.seconds:.1f}")
 
     def _fail(self, error: BaseException) -> NoReturn:

@@ -97,13 +97,13 @@ class Loop:
         """
         try:
             yield
-            self.saved.finish()
+            self.saved.complete()
         except Abandoned:
             is_evaluating = self._unlogged is not None
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
             if self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
                 self.save()
-            self.saved.finish()
+            self.saved.complete()
         except BaseException as error:
             self.saved.end(error)
             if is_in_place(self._run.checkpoints.run_dir):

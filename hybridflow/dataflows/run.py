@@ -12,6 +12,7 @@ from hybridflow.dataflows.evaluation import Decode, Evaluate
 from hybridflow.dataflows.interface import Dataflow, Stream
 from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.stopping import Stop
 from hybridflow.elastic.survival import Survival
 from hybridflow.errors import Advice
@@ -67,6 +68,8 @@ class Run:
     inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Fingerprints of the files that the run reads, by source and file."""
     stop: Stop = field(default_factory=Stop)
+    mirror: Mirror | None = None
+    """Copies the checkpoints to a URL."""
     survival: Survival | None = None
     """Decides how the run continues after faults; without it, it ends at the first."""
     report: Callable[[], None] = lambda: None

@@ -134,8 +134,8 @@ class CheckpointStore:
         target. A checkpoint that cannot be deleted stays, with a warning.
         """
         steps = {step_of(path): path for path in self.paths()}
-        evaluations = {step: _evaluation(path) for step, path in steps.items() if _is_intact(path)}
-        kept = self.keep.kept(evaluations | {step_of(just_written): _evaluation(just_written)})
+        evaluations = {step: evaluation_of(path) for step, path in steps.items() if _is_intact(path)}
+        kept = self.keep.kept(evaluations | {step_of(just_written): evaluation_of(just_written)})
         oldest = sorted(evaluations)[-max(self.keep.latest, 1) :][0]
         for step, path in steps.items():
             is_expired = step not in kept and (step in evaluations or step < oldest)
@@ -163,7 +163,7 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
 
 
-def _evaluation(path: Path) -> dict[str, float]:
+def evaluation_of(path: Path) -> dict[str, float]:
     """The metrics of the evaluation at the step of a checkpoint; empty if there was none."""
     state = _saved_state(path)
     evaluation, evaluated = state.get("evaluation"), state.get("evaluated")

@@ -7,7 +7,8 @@ import fcntl
 import logging
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +92,18 @@ def let_go(checkpoint: Path) -> None:
     """Ends `hold`, if there was one."""
     descriptor = _loading.pop(checkpoint.absolute(), None)
     if descriptor is not None:
+        os.close(descriptor)
+
+
+@contextmanager
+def holding(checkpoint: Path) -> Iterator[None]:
+    """A block in which runs do not delete a checkpoint, except on file systems without locks."""
+    descriptor = os.open(checkpoint, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
         os.close(descriptor)
 
 

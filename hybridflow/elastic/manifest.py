@@ -64,13 +64,22 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a complete checkpoint.", remedy=_OTHER)
     try:
         text = path.read_text()
+    except (OSError, ValueError) as error:
+        raise _damaged(str(path), error) from error
+    return parsed_manifest(text, str(directory))
+
+
+def parsed_manifest(text: str, place: str) -> Manifest:
+    """The manifest of the checkpoint at a path or URL from its text, checked as by `read_manifest`."""
+    path = f"{place}/{MANIFEST}"
+    try:
         raw = json.loads(text)
         if raw["format"] != FORMAT or type(raw["format"]) is not int:
             raise CheckpointError(
                 f"{path} has format {raw['format']} (written by hybridflow {raw['hybridflow']}); hybridflow"
                 f" {__version__} reads format {FORMAT}.",
                 remedy="Resume with the version that wrote it, or start a new run from its model:"
-                f" model.path={directory}/actor/huggingface.",
+                f" model.path={place}/actor/huggingface.",
             )
         files = {name: FileRecord(**record) for name, record in raw["files"].items()}
         manifest = Manifest(**raw | {"files": files})
@@ -80,8 +89,8 @@ def read_manifest(directory: Path) -> Manifest:
             raise ValueError("its text is not as it was written")
         if type(manifest.step) is not int or manifest.step < 0:
             raise ValueError(f"step is {manifest.step!r}, not a number of steps")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}.", remedy=_OTHER) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, error) from error
     return manifest
 
 
@@ -119,6 +128,10 @@ def _check_parts(directory: Path, parts: Parts, here: Mapping[str, int]) -> None
                     f" different directory there: {found}.",
                     remedy=remedy,
                 )
+
+
+def _damaged(path: str, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}.", remedy=_OTHER)
 
 
 def _digest(manifest: Manifest) -> str:

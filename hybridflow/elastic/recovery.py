@@ -8,6 +8,7 @@ from pathlib import Path
 from hybridflow.config.paths import user_path
 from hybridflow.config.stored_inputs import INPUTS_FOLDER, names
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, step_of
+from hybridflow.elastic.remote import RemoteCheckpoints
 from hybridflow.errors import CheckpointError, ConfigError, ResourceError
 
 logger = logging.getLogger(__name__)
@@ -27,18 +28,40 @@ def check_links(directory: Path) -> None:
             )
 
 
-def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Checkpoint | None:
+def resolve_resume(
+    resume: str,
+    store: CheckpointStore,
+    total_steps: int,
+    remote: RemoteCheckpoints | None = None,
+    *,
+    only_described_in: Path | None = None,
+) -> Checkpoint | None:
     """The checkpoint selected by `trainer.resume`: auto (the newest intact one), never (none), or a path.
 
-    Raises `CheckpointError` if it has more than `total_steps` steps, and `ResourceError` if the checkpoints' directory
-    is a broken symbolic link, for instance to a disk that is not mounted.
+    With auto, a later checkpoint of `remote` is copied to the store, or only its description to a directory. Otherwise
+    `remote` must not have any that the run would later resume from. Raises `CheckpointError` if the checkpoint has more
+    than `total_steps` steps, and `ResourceError` if the checkpoints' directory is a broken symbolic link, for instance
+    to a disk that is not mounted.
     """
-    if resume == "never":
-        return None
-    check_links(store.directory)
-    checkpoint = store.latest() if resume == "auto" else store.open(user_path(resume, key="trainer.resume"))
+    checkpoint = _own_checkpoint(resume, store)
+    own_step = checkpoint.step if checkpoint is not None and store.is_own(checkpoint.path) else 0
+    if remote is not None and resume == "auto":
+        newer = (
+            remote.newer(store, than=own_step)
+            if only_described_in is None
+            else remote.newer_described(only_described_in, than=own_step)
+        )
+        checkpoint = newer or checkpoint
+    elif remote is not None and (later := [step for step in remote.complete() if step > own_step]):
+        raise CheckpointError(
+            f"trainer.resume={resume}, but trainer.checkpoint_url={remote.url} has checkpoints of later steps, up to"
+            f" {later[-1]}, from which the run would resume after an interruption.",
+            remedy="Use another trainer.checkpoint_url, or delete them.",
+        )
     if checkpoint is not None and checkpoint.step > total_steps:
-        beyond = f"{checkpoint.path} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}."
+        is_there = remote is not None and checkpoint.path == only_described_in
+        place = remote.place(checkpoint.step) if remote is not None and is_there else checkpoint.path
+        beyond = f"{place} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}."
         held = f"{store.run_dir} already holds a trained run (step {checkpoint.step}), so trainer.total_steps=0 cannot"
         raise CheckpointError(
             beyond if total_steps else f"{held} start there.",
@@ -48,6 +71,14 @@ def resolve_resume(resume: str, store: CheckpointStore, total_steps: int) -> Che
             " trainer.experiment=NAME.",
         )
     return checkpoint
+
+
+def _own_checkpoint(resume: str, store: CheckpointStore) -> Checkpoint | None:
+    """The checkpoint on the disks of this machine that `trainer.resume` selects."""
+    if resume == "never":
+        return None
+    check_links(store.directory)
+    return store.latest() if resume == "auto" else store.open(user_path(resume, key="trainer.resume"))
 
 
 def holds_run(run_dir: Path) -> bool:

@@ -112,6 +112,12 @@ class Survival:
             self._raised_in |= {self._pool_of[role] for role in error.role.split("+") if role in self._pool_of}
         return True
 
+    def survived(self, error: Exception, *, step: int, seconds: float) -> None:
+        """Records a fault in the background, which was tried again until it succeeded and has cost no time."""
+        if self._most:
+            self._note(error, kind_of(error), FaultPolicy.retry, step)
+            self._record({"pools": "", "resumed_step": step, "seconds": round(seconds, 3), "cost_seconds": 0.0})
+
     @property
     def leaves_out_batch(self) -> bool:
         """Whether the batch of the step with the last fault is left out."""

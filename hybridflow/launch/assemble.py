@@ -10,7 +10,7 @@ from typing import cast
 
 from hybridflow.config.derived import is_of_cpus, num_devices
 from hybridflow.config.experiment import Experiment
-from hybridflow.config.loop import BackendKind
+from hybridflow.config.loop import BackendKind, Trainer
 from hybridflow.config.rollout import DEFAULT_SEQUENCES
 from hybridflow.controller.backends import Backend, BackendOptions, make_backend
 from hybridflow.controller.worker_group import WorkerGroup
@@ -22,6 +22,8 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.mirror import Mirror
+from hybridflow.elastic.remote import remote_checkpoints
 from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.stopping import Stop
 from hybridflow.elastic.survival import Survival
@@ -78,13 +80,13 @@ def assemble(
         read = read_directories(plan, prepared.checkpoint)
         meet = partial(meet_nodes, backend, run_dir=prepared.directory, read=read)
     groups = start_roles(plan.roles, resource_pools(plan), backend, meet=meet)
-    samples_per_prompt = config.rollout.samples_per_prompt
     with calling(plan.dataflow, "__init__"):
-        program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=samples_per_prompt)
+        program = plan.dataflow(groups, settings=plan.settings, samples_per_prompt=config.rollout.samples_per_prompt)
     program.streams, program.seed = data.streams, trainer.seed
     program.wants_old_logprobs = plan.wants_old_logprobs
     program.max_response_tokens = config.data.max_response_tokens
     data = with_precomputed(program, data, prepared.directory)
+    store = CheckpointStore(prepared.directory, keep=Retention.of(trainer), world=num_devices(config))
     return Run(
         trainer=trainer,
         dataflow=program,
@@ -92,7 +94,8 @@ def assemble(
         evaluations=_evaluations(prepared, data, program, groups, timers.part, partial(tracker.log_samples, 0)),
         tracker=tracker,
         timers=timers,
-        checkpoints=CheckpointStore(prepared.directory, keep=Retention.of(trainer), world=num_devices(config)),
+        checkpoints=store,
+        mirror=_mirror(trainer, store),
         learners={name: cast(Trainable, groups[name]) for name in plan.trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
@@ -106,6 +109,11 @@ def assemble(
         begun=begun,
         survival=_survival(prepared, backend, groups),
     )
+
+
+def _mirror(trainer: Trainer, store: CheckpointStore) -> Mirror | None:
+    remote = remote_checkpoints(trainer.checkpoint_url) if trainer.save_every else None
+    return None if remote is None else Mirror(store, remote)
 
 
 def _survival(prepared: Prepared, backend: Backend, groups: Mapping[str, WorkerGroup]) -> Survival:

@@ -30,7 +30,7 @@ from hybridflow.observability.formatting import counted
 from hybridflow.observability.logs import configure_logging
 from hybridflow.process import status_after
 
-_RUN_DIR = "trainer.run_dir"
+_RUN_DIR, _URL = "trainer.run_dir", "trainer.checkpoint_url"
 
 
 Execute = Callable[[Sequence[SweptRun], Results, Console], int | None]
@@ -101,7 +101,8 @@ def _execute(place: int, run: SweptRun, results: Results) -> int | None:
 
 
 def _planned(flags: CommandLine, faults: Faults) -> list[SweptRun]:
-    """The runs of a sweep, each in a directory of its own below `trainer.run_dir`, or `runs/<experiment>-sweep`."""
+    """The runs of a sweep, each in a directory of its own below `trainer.run_dir`, or `runs/<experiment>-sweep`; so
+    also at `trainer.checkpoint_url`."""
     found = combinations(flags.overrides, faults, config_dir=flags.config_dir)
     with faults.caught():
         if any(_RUN_DIR in combination.values for combination in found):
@@ -122,14 +123,16 @@ def _planned(flags: CommandLine, faults: Faults) -> list[SweptRun]:
                 f"{_RUN_DIR}={directory} holds a single run.",
                 remedy=f"Use another directory, such as {directory}-sweep.",
             )
-    return [_planned_run(flags, combination, directory / combination.name) for combination in found]
+    url = first.config.trainer.checkpoint_url
+    return [_planned_run(flags, combination, directory / combination.name, url) for combination in found]
 
 
-def _planned_run(flags: CommandLine, combination: Combination, directory: Path) -> SweptRun:
+def _planned_run(flags: CommandLine, combination: Combination, directory: Path, url: str | None) -> SweptRun:
     is_ours = flags.config_name in PURPOSES and flags.config_dir is None
     words = [shown_name(flags.config_name) if is_ours else "ppo", *map(str, flags.files)]
-    words += [text for text in combination.settings if text.partition("=")[0] != _RUN_DIR]
+    words += [text for text in combination.settings if text.partition("=")[0] not in (_RUN_DIR, _URL)]
     words.append(f"{_RUN_DIR}={quoted(str(directory))}")
+    words += [] if url is None else [f"{_URL}={quoted('/'.join((url.rstrip('/'), combination.name)))}"]
     if not is_ours:
         words += ["--config-name", flags.config_name]
         words += [] if flags.config_dir is None else ["--config-dir", str(flags.config_dir)]

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, hold, release
 from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.elastic.recovery import CONFIG_FILE, holds_run, keep_inputs, resolve_resume, set_aside, set_later_aside
+from hybridflow.elastic.remote import remote_checkpoints
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan.data import RunData
@@ -99,15 +101,21 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
     """
     trainer, directory = plan.config.trainer, plan.run_dir
     check_unclaimed(directory)
-    store = CheckpointStore(directory)
-    checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    store, remote = CheckpointStore(directory), remote_checkpoints(trainer.checkpoint_url)
+    if remote is not None:
+        remote.check()
     start = "begins at step 1" if trainer.total_steps else "evaluates the model without training"
-    if checkpoint is not None:
-        if data is not None:
+    with TemporaryDirectory() as folder:
+        described = Path(folder)
+        checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps, remote, only_described_in=described)
+        if checkpoint is not None and data is not None:
             check_resumable(checkpoint, plan, data, fingerprints(plan))
+    is_there = remote is not None and checkpoint is not None and checkpoint.path == described
+    if checkpoint is not None:
+        place = remote.place(checkpoint.step) if remote is not None and is_there else checkpoint.path
         complete = " (the last one: nothing is left to do)" if checkpoint.step == trainer.total_steps else ""
-        start = f"resumes from step {checkpoint.step}{complete}, {checkpoint.path}"
-    continues = checkpoint is not None and store.is_own(checkpoint.path)
+        start = f"resumes from step {checkpoint.step}{complete}, {place}"
+    continues = checkpoint is not None and (is_there or store.is_own(checkpoint.path))
     if continues or not holds_run(directory):
         return start
     return f"{start}; the earlier run in {directory} is moved aside"
@@ -115,9 +123,11 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
 
 def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Checkpoint | None:
     trainer, directory = plan.config.trainer, earlier.directory
-    store = CheckpointStore(directory)
+    store, remote = CheckpointStore(directory), remote_checkpoints(trainer.checkpoint_url)
     store.settle()
-    checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps)
+    if remote is not None:
+        remote.check()
+    checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps, remote)
     if is_unrecorded(directory):
         logger.warning("run_dir=%s: the earlier run here failed: %s", directory, UNRECORDED.said.partition(". What")[0])
     changes = Changes()

@@ -32,6 +32,7 @@ from hybridflow.controller.backends.interface import RAY_ADDRESS
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
 from hybridflow.elastic.compatibility import is_other_run
+from hybridflow.elastic.remote import remote_checkpoints
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import Composed
@@ -176,7 +177,9 @@ def saved_settings(config: Experiment) -> dict[str, object]:
     if config.trainer.resume == "never":
         return {}
     if config.trainer.resume == "auto":
-        return next(filter(None, map(saved_config, reversed(CheckpointStore(run_dir(config)).paths()))), {})
+        here = next(filter(None, map(saved_config, reversed(CheckpointStore(run_dir(config)).paths()))), {})
+        remote = None if here else remote_checkpoints(config.trainer.checkpoint_url)
+        return here if remote is None else remote.newest_config()
     return saved_config(user_path(config.trainer.resume, key="trainer.resume"))
 
 

@@ -14,6 +14,9 @@ _OF_REWARDS = {"math": "math_verify", "reasoning_gym": "reasoning_gym"}
 """Packages of built-in reward functions."""
 
 _OF_TRACKERS = ("wandb", "mlflow")
+_OF_URLS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+"""Packages for the protocols of URLs."""
+
 _OF_DATA = "reasoning_gym:"
 """The prefix of data files that this package generates."""
 
@@ -45,6 +48,9 @@ def _checks(config: Experiment) -> Iterator[tuple[str, Callable[[], None]]]:
     for section, engine in engines.items():
         if engine in TRAINING_ENGINES:  # all but `auto`, which selects one that needs no package
             yield f"{section}.engine={engine.name}", TRAINING_ENGINES[engine].check_installed
+    url = config.trainer.checkpoint_url or ""
+    if (package := _OF_URLS.get(url.partition("://")[0])) is not None:
+        yield f"trainer.checkpoint_url={url}", partial(check_installed, package)
     for setting, package in _named(config):
         yield setting, partial(check_installed, package)
 

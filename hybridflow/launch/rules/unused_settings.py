@@ -76,7 +76,8 @@ def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:
     """Settings of the checkpoints that are kept."""
     trainer, which = plan.config.trainer, ("trainer.best_metric", "trainer.greater_is_better")
     if not trainer.save_every:
-        kept = ("trainer.async_save", "trainer.keep_checkpoints", "trainer.keep_every", "trainer.keep_best")
+        names = ("async_save", "checkpoint_url", "keep_checkpoints", "keep_every", "keep_best")
+        kept = tuple(f"trainer.{name}" for name in names)
         yield Unused((*kept, *which), "trainer.save_every=0 saves no checkpoints")
     elif not trainer.keep_best:
         yield Unused(which, "trainer.keep_best=0 compares no checkpoints")

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
 from hybridflow.batch import Batch
 from hybridflow.config.faults import KINDS, FaultPolicy, Faults
@@ -16,10 +17,13 @@ from hybridflow.controller.failures import call_failed
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.run import Run
-from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.checkpoint import CheckpointStore, step_of
+from hybridflow.elastic.mirror import Mirror
+from hybridflow.elastic.remote import RemoteCheckpoints
 from hybridflow.elastic.survival import Survival, kind_of
 from hybridflow.errors import (
     BatchError,
+    CheckpointError,
     ConfigError,
     NodeLost,
     NumericError,
@@ -264,6 +268,42 @@ def test_a_checkpoint_that_cannot_be_written_is_written_again(toy_dir, tmp_path,
     [fault] = faults_of(tmp_path / "run")
     assert (fault["kind"], fault["fault"], fault["resumed_step"]) == ("storage", "OSError", 4)
     assert [path.name for path in run.checkpoints.paths()][-1] == "step_6"
+
+
+def test_uploads_that_fail_for_a_time_are_faults_that_cost_nothing(toy_dir, tmp_path, monkeypatch):
+    put, failed = LocalFileSystem.put_file, []
+
+    def put_later(*args, **kwargs):
+        if len(failed) < 2:
+            failed.append(args)
+            raise PermissionError(13, "Access denied")
+        return put(*args, **kwargs)
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", put_later)
+    monkeypatch.setattr("hybridflow.elastic.mirror._FIRST_PAUSE_SECONDS", 0.01)
+    run, remote = failing(toy_dir(), tmp_path / "run", None), RemoteCheckpoints(f"file://{tmp_path}/remote")
+    run = replace(run, mirror=Mirror(run.checkpoints, remote))
+    assert Loop(run).run().steps == 6 and len(failed) == 2
+    assert list(remote.complete()) == [step_of(path) for path in run.checkpoints.paths()]
+    [fault] = faults_of(tmp_path / "run")
+    assert (fault["kind"], fault["policy"], fault["cost_seconds"]) == ("storage", "retry", 0.0)
+    assert fault["step"] == fault["resumed_step"] and "Access denied" in fault["message"]
+    assert any("perf/checkpoint_upload_seconds" in row for row in run.tracker.rows.values())
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_uploaded_fails_at_its_end_and_keeps_it(toy_dir, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Access denied")
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", refuse)
+    monkeypatch.setattr("hybridflow.elastic.mirror._FIRST_PAUSE_SECONDS", 0.01)
+    run, remote = failing(toy_dir(), tmp_path / "run", None), RemoteCheckpoints(f"file://{tmp_path}/remote")
+    run = replace(run, mirror=Mirror(run.checkpoints, remote))
+    with pytest.raises(CheckpointError, match="were not all copied to file:.*Access denied") as caught:
+        Loop(run).run()
+    assert "the same command copies them" in caught.value.remedy
+    latest = run.checkpoints.latest()
+    assert latest is not None and latest.step == 6 and not remote.complete()
 
 
 def raised(error: Exception) -> WorkerError:

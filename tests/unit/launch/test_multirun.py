@@ -9,6 +9,10 @@ import time
 
 import pytest
 
+from hybridflow.errors import Faults
+from hybridflow.launch import multirun
+from hybridflow.launch.compose.command_line import parse_command_line
+from hybridflow.launch.compose.trainers import known_command
 from hybridflow.trainer import main_ppo
 
 EVALUATION = ["dataflow=evaluate", "trainer.total_steps=0", "data.eval_limit=4", "trainer.threads=1"]
@@ -118,3 +122,12 @@ def test_a_signal_stops_the_run_and_the_sweep_and_the_table_says_what_is_left(tm
     assert "interrupted" in first and "not started" in second
     assert [row["status"] for row in results(tmp_path / "sweep")] == ["interrupted", "not started"]
     assert list((tmp_path / "sweep" / "seed=1" / "checkpoints").glob("step_*"))
+
+
+def test_each_run_of_a_sweep_has_a_place_of_its_own_below_the_url(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*EVALUATION, "trainer.seed=1,2", f"trainer.checkpoint_url=file://{tmp_path}/kept/"]
+    flags = parse_command_line(["-m", *words], program="hybridflow ppo", command=known_command("ppo"))
+    runs = multirun._planned(flags, Faults(collects=True))
+    urls = [[word for word in run.words if "checkpoint_url" in word] for run in runs]
+    assert urls == [[f"trainer.checkpoint_url='file://{tmp_path}/kept/seed={seed}'"] for seed in (1, 2)]

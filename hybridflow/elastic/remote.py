@@ -1,0 +1,204 @@
+"""Checkpoints at a URL, such as `s3://bucket/runs/x`: written so that only complete ones are found, read, and deleted.
+
+s3://bucket/runs/x/step_40/manifest.json   written last and deleted first, so that it marks a complete checkpoint
+s3://bucket/runs/x/step_40/...             the files of `run_dir/checkpoints/step_40`
+"""
+
+import logging
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fsspec.core import url_to_fs
+
+from hybridflow.elastic.checkpoint import DRIVER_STATE, Checkpoint, CheckpointStore, evaluation_of, saved_config
+from hybridflow.elastic.manifest import MANIFEST, Manifest, parsed_manifest
+from hybridflow.elastic.storage import delete, write_aside
+from hybridflow.errors import CheckpointError, HybridflowError
+from hybridflow.observability.redaction import redacted_text
+from hybridflow.parallel.file_records import in_threads
+
+logger = logging.getLogger(__name__)
+
+_STEP = re.compile(r"step_(\d+)")
+_THREADS = 8
+"""Files that are copied at the same time; large ones are copied in several parts, by the packages for the protocols."""
+
+
+class RemoteCheckpoints:
+    """The checkpoints of one run below a URL of any protocol of fsspec.
+
+        remote = RemoteCheckpoints("s3://bucket/runs/x")
+        remote.upload(run_dir / "checkpoints" / "step_40", manifest)
+        remote.complete()  # {40: manifest}
+
+    Raises `CheckpointError` whatever the protocol's package raises. Only one run at a time may write to a URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        with self._explained("cannot be used"):
+            options = {"auto_mkdir": True} if url.startswith(("file:", "local:")) else {}
+            self._files, self._root = url_to_fs(self.url, use_listings_cache=False, **options)
+
+    def check(self) -> None:
+        """Writes a small file and deletes it; raises `CheckpointError` if that is not possible."""
+        target = f"{self._root}/.hybridflow-check"
+        with self._explained("cannot be written to"), tempfile.NamedTemporaryFile() as file:
+            self._files.put_file(file.name, target)
+            self._files.rm_file(target)
+
+    def place(self, step: int) -> str:
+        """The URL of the checkpoint of a step."""
+        return f"{self.url}/step_{step}"
+
+    def complete(self) -> dict[int, Manifest]:
+        """The manifests of the complete checkpoints, by step, in order. Skips damaged ones with a warning."""
+        found: dict[int, Manifest] = {}
+        for step in sorted(self._steps()):
+            if (text := self._manifest_text(step)) is None:
+                continue
+            try:
+                found[step] = self._parsed(text, step)
+            except CheckpointError as error:
+                logger.warning("checkpoint=%s is skipped: %s", self.place(step), error.message)
+        return found
+
+    def evaluation(self, step: int) -> dict[str, float]:
+        """The metrics of the evaluation at the step of a checkpoint; empty if there was none."""
+        with tempfile.TemporaryDirectory() as folder:
+            return evaluation_of(self.described(step, Path(folder)).path)
+
+    def upload(self, directory: Path, manifest: Manifest) -> None:
+        """Copies a complete checkpoint; one that is there under its name is deleted first."""
+        self.delete(manifest.step)
+        target = self._of(manifest.step)
+        with self._explained("cannot be written to"):
+            in_threads(
+                lambda name: self._files.put_file(str(directory / name), f"{target}/{name}"),
+                list(manifest.files),
+                threads=_THREADS,
+            )
+            there = self._files.find(target, detail=True)
+            sizes = {path.removeprefix(target).lstrip("/"): about["size"] for path, about in there.items()}
+            if wrong := [name for name, record in manifest.files.items() if sizes.get(name) != record.bytes]:
+                raise OSError(f"{wrong[0]} has {sizes.get(wrong[0])} bytes there, not {manifest.files[wrong[0]].bytes}")
+            self._files.put_file(str(directory / MANIFEST), f"{target}/{MANIFEST}")
+
+    def newest_config(self) -> dict[str, object]:
+        """The settings in the newest checkpoint; empty if there is none."""
+        with tempfile.TemporaryDirectory() as folder:
+            newest = self.newer_described(Path(folder), than=0)
+            return {} if newest is None else saved_config(newest.path)
+
+    def newer(self, store: CheckpointStore, *, than: int) -> Checkpoint | None:
+        """Copies the newest checkpoint after a step into the store of a run; None if there is none.
+
+        Skips damaged ones with a warning. An error of the connection is raised: the run must not begin at an earlier
+        step because of it.
+        """
+        for step, manifest in reversed(self.complete().items()):
+            if step <= than:
+                break
+            logger.info("checkpoint=%s is copied to %s", self.place(step), store.directory)
+            path = store.directory / f"step_{step}"
+            try:
+                with write_aside(path) as partial:
+                    self._read([*manifest.files, MANIFEST], step, partial)
+                return store.open(path)
+            except CheckpointError as error:
+                if path.exists():
+                    delete(path)
+                elif not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+                logger.warning("checkpoint=%s is skipped: %s", self.place(step), error.message)
+        return None
+
+    def newer_described(self, directory: Path, *, than: int) -> Checkpoint | None:
+        """The newest checkpoint after a step, as `described` returns it; None if there is none."""
+        steps = [step for step in self.complete() if step > than]
+        return self.described(steps[-1], directory) if steps else None
+
+    def described(self, step: int, directory: Path) -> Checkpoint:
+        """A checkpoint of which only the manifest and the driver's state are copied, to `directory`."""
+        self._read([MANIFEST, DRIVER_STATE], step, directory)
+        return Checkpoint(directory, self._parsed((directory / MANIFEST).read_text(), step))
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint, complete or not; nothing if there is none."""
+        target = self._of(step)
+        with self._explained("cannot be written to"):
+            with suppress(FileNotFoundError):
+                self._files.rm_file(f"{target}/{MANIFEST}")
+            with suppress(FileNotFoundError):
+                self._files.rm(target, recursive=True)
+
+    def delete_incomplete(self) -> None:
+        """Deletes what interrupted uploads have left."""
+        for step in self._steps():
+            if self._manifest_text(step) is None:
+                self.delete(step)
+
+    def _of(self, step: int) -> str:
+        return f"{self._root}/step_{step}"
+
+    def _steps(self) -> list[int]:
+        """The steps of all checkpoints, complete or not."""
+        with self._explained("cannot be read"):
+            try:
+                names = self._files.ls(self._root, detail=False)
+            except FileNotFoundError:  # no checkpoint has been written yet
+                return []
+        matches = (_STEP.fullmatch(name.rstrip("/").rpartition("/")[2]) for name in names)
+        return [int(found[1]) for found in matches if found]
+
+    def _read(self, names: Sequence[str], step: int, target: Path) -> None:
+        """Copies files of a checkpoint into a directory."""
+        for folder in {(target / name).parent for name in names}:
+            folder.mkdir(parents=True, exist_ok=True)
+        with self._explained("cannot be read"):
+            in_threads(
+                lambda name: self._files.get_file(f"{self._of(step)}/{name}", str(target / name)),
+                names,
+                threads=_THREADS,
+            )
+
+    def _manifest_text(self, step: int) -> str | None:
+        """The text of a checkpoint's manifest; None if it has none, so that it is incomplete.
+
+        Does not ask whether the file exists: packages answer no to that if they cannot connect.
+        """
+        with self._explained("cannot be read"), suppress(FileNotFoundError):
+            return self._files.cat_file(f"{self._of(step)}/{MANIFEST}").decode(errors="replace")
+        return None
+
+    def _parsed(self, text: str, step: int) -> Manifest:
+        manifest = parsed_manifest(text, self.place(step))
+        if manifest.step != step:
+            raise CheckpointError(
+                f"{self.place(step)} is damaged: its manifest says step {manifest.step}.",
+                remedy="Rename it, or use another checkpoint.",
+            )
+        return manifest
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except HybridflowError:
+            raise
+        except Exception as error:
+            why = redacted_text(" ".join(str(error).split())) or "no reason is given"
+            raise CheckpointError(
+                f"trainer.checkpoint_url={redacted_text(self.url)} {what}: {type(error).__name__}: {why}.",
+                remedy="Check the URL, that its bucket or directory exists, and that this process has credentials that"
+                " may read, write and delete there (for s3://, AWS_ACCESS_KEY_ID and the other variables and files that"
+                " the aws command reads).",
+            ) from error
+
+
+def remote_checkpoints(url: str | None) -> RemoteCheckpoints | None:
+    """The checkpoints at `trainer.checkpoint_url`; None without one."""
+    return None if url is None else RemoteCheckpoints(url)

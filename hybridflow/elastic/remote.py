@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fsspec.core import url_to_fs
 
+from hybridflow.config.loop import Trainer
 from hybridflow.elastic.checkpoint import DRIVER_STATE, Checkpoint, CheckpointStore, evaluation_of, saved_config
 from hybridflow.elastic.manifest import MANIFEST, Manifest, parsed_manifest
 from hybridflow.elastic.storage import delete, write_aside
@@ -103,13 +104,14 @@ class RemoteCheckpoints:
             if step <= than:
                 break
             logger.info("checkpoint=%s is copied to %s", self.place(step), store.directory)
-            path = store.directory / f"step_{step}"
+            path, is_there = store.directory / f"step_{step}", False
             try:
                 with write_aside(path) as partial:
                     self._read([*manifest.files, MANIFEST], step, partial)
+                is_there = True
                 return store.open(path)
             except CheckpointError as error:
-                if path.exists():
+                if is_there:
                     delete(path)
                 elif not isinstance(error.__cause__, FileNotFoundError):
                     raise
@@ -176,10 +178,11 @@ class RemoteCheckpoints:
 
     def _parsed(self, text: str, step: int) -> Manifest:
         manifest = parsed_manifest(text, self.place(step))
-        if manifest.step != step:
+        outside = [name for name in manifest.files if name.startswith("/") or ".." in name.split("/")]
+        if manifest.step != step or outside:
+            found = f"has the file {outside[0]!r}" if outside else f"says step {manifest.step}"
             raise CheckpointError(
-                f"{self.place(step)} is damaged: its manifest says step {manifest.step}.",
-                remedy="Rename it, or use another checkpoint.",
+                f"{self.place(step)} is damaged: its manifest {found}.", remedy="Use another checkpoint."
             )
         return manifest
 
@@ -199,6 +202,7 @@ class RemoteCheckpoints:
             ) from error
 
 
-def remote_checkpoints(url: str | None) -> RemoteCheckpoints | None:
-    """The checkpoints at `trainer.checkpoint_url`; None without one."""
+def remote_checkpoints(trainer: Trainer) -> RemoteCheckpoints | None:
+    """The checkpoints at `trainer.checkpoint_url`; None without one, and for a run that does not train."""
+    url = trainer.checkpoint_url if trainer.total_steps else None
     return None if url is None else RemoteCheckpoints(url)

@@ -112,7 +112,7 @@ def assemble(
 
 
 def _mirror(trainer: Trainer, store: CheckpointStore) -> Mirror | None:
-    remote = remote_checkpoints(trainer.checkpoint_url) if trainer.save_every else None
+    remote = remote_checkpoints(trainer) if trainer.save_every else None
     return None if remote is None else Mirror(store, remote)
 
 

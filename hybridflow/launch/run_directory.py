@@ -101,7 +101,7 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
     """
     trainer, directory = plan.config.trainer, plan.run_dir
     check_unclaimed(directory)
-    store, remote = CheckpointStore(directory), remote_checkpoints(trainer.checkpoint_url)
+    store, remote = CheckpointStore(directory), remote_checkpoints(trainer)
     if remote is not None:
         remote.check()
     start = "begins at step 1" if trainer.total_steps else "evaluates the model without training"
@@ -123,7 +123,7 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
 
 def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Checkpoint | None:
     trainer, directory = plan.config.trainer, earlier.directory
-    store, remote = CheckpointStore(directory), remote_checkpoints(trainer.checkpoint_url)
+    store, remote = CheckpointStore(directory), remote_checkpoints(trainer)
     store.settle()
     if remote is not None:
         remote.check()

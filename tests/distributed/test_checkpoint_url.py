@@ -50,6 +50,8 @@ def test_a_run_resumes_from_a_bucket_in_a_new_directory_as_if_it_had_not_been_in
     assert list(RemoteCheckpoints(url).complete()) == [4, 6]
     rows = reproducible(metric_rows(tmp_path / "whole"))
     assert reproducible(metric_rows(tmp_path / "resumed")) == [row for row in rows if row["step"] > 4]
+    evaluated = run_here([*words, "trainer.total_steps=0", f"trainer.run_dir={tmp_path}/evaluated"])
+    assert evaluated.status == 0 and list(RemoteCheckpoints(url).complete()) == [4, 6], evaluated.said
     restarted = run_here([*words, "trainer.resume=never"])
     assert restarted.status == 2 and "has checkpoints of later steps, up to 6" in restarted.words
 

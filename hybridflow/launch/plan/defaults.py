@@ -178,7 +178,7 @@ def saved_settings(config: Experiment) -> dict[str, object]:
         return {}
     if config.trainer.resume == "auto":
         here = next(filter(None, map(saved_config, reversed(CheckpointStore(run_dir(config)).paths()))), {})
-        remote = None if here else remote_checkpoints(config.trainer.checkpoint_url)
+        remote = None if here else remote_checkpoints(config.trainer)
         return here if remote is None else remote.newest_config()
     return saved_config(user_path(config.trainer.resume, key="trainer.resume"))
 

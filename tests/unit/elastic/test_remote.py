@@ -16,7 +16,7 @@ from hybridflow.elastic.remote import RemoteCheckpoints
 from hybridflow.elastic.retention import Retention
 from hybridflow.errors import CheckpointError, ResourceError
 from hybridflow.parallel.file_records import record_files
-from tests.unit.elastic.test_checkpoint import flip_a_bit
+from tests.unit.elastic.test_checkpoint import flip_a_bit, forge
 from tests.unit.elastic.victim import save, store_with
 
 OPERATIONS = ("put_file", "rm_file", "rm", "find", "cat_file", "ls")
@@ -115,6 +115,16 @@ def test_a_damaged_checkpoint_at_a_url_is_passed_over(tmp_path, caplog):
     assert found is not None and found.step == 1
     assert "step_3 is skipped" in caplog.text and "step_2 is skipped" in caplog.text
     assert [path.name for path in new.paths()] == ["step_1"]
+
+
+def test_a_checkpoint_at_a_url_writes_nothing_outside_its_own_directory(tmp_path, caplog):
+    store, remote = store_with(tmp_path, 1), remote_of(tmp_path)
+    upload(remote, store, 1)
+    record = {"bytes": 4, "sha256": "0" * 64}
+    forge(tmp_path / "remote" / "step_1", files={"actor/x": record, "../../../evil": record})
+    (tmp_path / "evil").write_text("evil")
+    assert remote.newer(CheckpointStore(tmp_path / "a" / "b"), than=0) is None
+    assert "its manifest has the file '../../../evil'" in caplog.text
 
 
 def test_a_run_does_not_begin_at_an_earlier_step_because_of_the_connection(tmp_path, monkeypatch):

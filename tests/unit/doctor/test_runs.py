@@ -34,15 +34,29 @@ SETTINGS = [
 ]
 SECONDS = 120.0
 
+REWARD = """import time
+from pathlib import Path
+
+def right(completions, answer, **columns):
+    if Path({checkpoint!r}).exists():
+        time.sleep(600)
+    return [float(text == wanted) for text, wanted in zip(completions, answer)]
+"""
+"""A reward function that does not return any more once there is a checkpoint."""
+
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory) -> Path:
     """A run that was killed after its second checkpoint, and whose end its witness has recorded."""
-    run_dir = tmp_path_factory.mktemp("doctor") / "run"
-    command = [sys.executable, "-m", "hybridflow", "ppo", *SETTINGS, f"trainer.run_dir={run_dir}"]
+    folder = tmp_path_factory.mktemp("doctor")
+    run_dir, reward = folder / "run", folder / "reward.py"
+    checkpoint = run_dir / "checkpoints" / "step_4" / "manifest.json"
+    reward.write_text(REWARD.format(checkpoint=str(checkpoint)))
+    words = [*SETTINGS, "reward.processes=0", f"reward.functions=[{reward}:right]", f"trainer.run_dir={run_dir}"]
+    command = [sys.executable, "-m", "hybridflow", "ppo", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + SECONDS
-    while not (run_dir / "checkpoints" / "step_4" / "manifest.json").exists():
+    while not checkpoint.exists():
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.02)
     process.kill()

@@ -136,6 +136,7 @@ def measured_cluster(bare: Cluster, rates: DeviceRates, links: Sequence[LinkRate
         cores=cores,
         launch_seconds={},
         request_seconds={},
+        slowdown={},
     )
     found = replace(bare, device=device, host_link=rates.host_link / NODE_REACHED)
     if not links:
@@ -152,7 +153,7 @@ def _write_wide_model(directory: Path, kind: str) -> Path:
     hidden, inner, layers = _WIDE[kind]
     heads = max(1, hidden // 128)
     config = LlamaConfig(
-        vocab_size=64,
+        vocab_size=4096,
         hidden_size=hidden,
         intermediate_size=inner,
         num_hidden_layers=layers,

@@ -21,7 +21,8 @@ _FILE = re.compile(r"(?P<path>.*\.ya?ml)(?::(?P<name>.*))?", re.IGNORECASE)
 _REFERENCE = "Write it as in hybridflow/assets/devices.yaml."
 
 _ROLLOUTS = tuple(map(str, ROLLOUT_ENGINES))
-_ENGINES = (*(engine.name for engine in TRAINING_ENGINES), *_ROLLOUTS)
+_TRAINING = tuple(engine.name for engine in TRAINING_ENGINES)
+_ENGINES = (*_TRAINING, *_ROLLOUTS)
 _NUMBERS = {
     "memory_mib": (1, 1e9),
     "matrix_tflops": (1e-6, 1e6),
@@ -40,11 +41,12 @@ _NUMBERS = {
 }
 """Ranges of the numbers of a device."""
 
-_HOST_SECONDS = {"launch_seconds": _ENGINES, "request_seconds": _ROLLOUTS}
-"""Keys with seconds of the host by engine, and the engines that they may name."""
-
-_HOST_LIMITS = (0, 10)
-"""Range of these seconds."""
+_BY_ENGINE = {
+    "launch_seconds": (_ENGINES, (0, 10)),
+    "request_seconds": (_ROLLOUTS, (0, 10)),
+    "slowdown": (_TRAINING, (0.01, 100)),
+}
+"""Keys with a number by engine: the engines that they may name, and the range of the numbers."""
 
 _DEFAULTS = {"matrix_efficiency": 0.5, "bandwidth_efficiency": 0.5, "sync_seconds": 60e-6}
 _HOST_SHARE = 2
@@ -58,11 +60,12 @@ _UNITS = {
     "node": "it is the number of devices that the faster link connects",
     "efficiency": "it is a fraction of a peak rate",
     "cores": "it is the number of processes that run at these rates at once, and 0 for anything but a CPU",
+    "slowdown": "it is how many times as long as at the other rates an engine computes",
     "seconds": "it is the latency of a collective, or what an engine takes to launch a layer or to serve a response",
 }
 """By the end of a key, what it counts."""
 
-_KEYS = (*_NUMBERS, *_HOST_SECONDS, "like", "also")
+_KEYS = (*_NUMBERS, *_BY_ENGINE, "like", "also")
 
 
 def find_device(text: str) -> Cluster:
@@ -108,8 +111,8 @@ def write_device(path: Path, cluster: Cluster, *, about: str) -> None:
         "cores": device.cores,
     }
     entry: dict[str, object] = {key: _rounded(number) for key, number in numbers.items()}
-    for key in _HOST_SECONDS:
-        entry[key] = {str(name): _rounded(seconds) for name, seconds in getattr(device, key).items()}
+    for key in _BY_ENGINE:
+        entry[key] = {str(name): _rounded(number) for name, number in getattr(device, key).items()}
     text = "".join(f"# {line}\n" for line in about.splitlines())
     try:
         path.write_text(text + yaml.safe_dump({device.name: entry}, sort_keys=False), encoding="utf-8")
@@ -219,23 +222,23 @@ def _cluster(name: str, entry: Mapping[str, Any], where: str) -> Cluster:
         reserved_bytes=int(numbers["reserved_mib"] * 2**20),
         efficiency=Efficiency(*(numbers[key] for key in _DEFAULTS)),
         cores=numbers["cores"],
-        **{key: _host_seconds(key, entry.get(key, {}), where) for key in _HOST_SECONDS},
+        **{key: _by_engine(key, entry.get(key, {}), where) for key in _BY_ENGINE},
     )
     links = (numbers[f"{level}_gb_per_second"] * 1e9 for level in ("node", "network", "host"))
     return Cluster(device, 1, int(numbers["devices_per_node"]), *links, host_bytes=numbers["host_memory_mib"] * 2**20)
 
 
-def _host_seconds(key: str, found: object, where: str) -> dict[str, float]:
-    """The seconds of the host, by engine."""
-    engines = _HOST_SECONDS[key]
+def _by_engine(key: str, found: object, where: str) -> dict[str, float]:
+    """Numbers by engine."""
+    engines, limits = _BY_ENGINE[key]
     names = [name for name in found if name not in engines] if isinstance(found, dict) else []
     if not isinstance(found, dict) or names:
         shown = f"the unknown engine '{names[0]}'" if names else str(found)[:40]
         raise ConfigError(
             f"{where} has {shown} in {key}.",
-            remedy=f"Give seconds by engine, as in {{{engines[0]}: 0.001}}. Engines: {', '.join(engines)}.",
+            remedy=f"Give numbers by engine, as in {{{engines[0]}: 0.001}}. Engines: {', '.join(engines)}.",
         )
-    return {name: _number(f"{key}.{name}", value, where, _HOST_LIMITS) for name, value in found.items()}
+    return {name: _number(f"{key}.{name}", value, where, limits) for name, value in found.items()}
 
 
 def _rounded(number: float) -> float | int:

@@ -55,6 +55,10 @@ class Device:
     """By rollout engine: seconds of the host per response and decoding step, for scheduling and sampling; 0 for engines
     without a number."""
 
+    slowdown: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """By training engine: how many times as long as at the fitted rates its layers compute; 1 for engines without a
+    number."""
+
     @property
     def is_cpu(self) -> bool:
         """Whether the devices are processes on a CPU."""

@@ -14,6 +14,7 @@ _FIRST_FACTOR, _LAST_FACTOR = 1.0, 0.002
 _LAUNCH_SECONDS = (1e-6, 0.1)
 _EFFICIENCY = (0.02, 1.0)
 _REQUEST_SECONDS = (1e-8, 0.01)
+_SLOWDOWN = (0.25, 10.0)
 _USUAL_LAUNCH, _USUAL_REQUEST = 3e-4, 1e-5
 
 
@@ -48,7 +49,7 @@ def fitted(cluster: Cluster, observations: Sequence[Observation]) -> Cluster:
     """The cluster with fitted efficiencies and seconds of the host: least squares of log(predicted / observed).
 
     Efficiencies, and the launch and request seconds of the engines that ran on one process, are fitted to those calls;
-    then the launch seconds of each other engine to its own. The rates of `cluster` must have been measured without an
+    then the launch seconds and the slowdown of each other engine to its own. The rates of `cluster` must have been measured without an
     engine.
     """
     alone = [each for each in observations if each.layout.num_devices == 1]
@@ -73,24 +74,26 @@ def fitted(cluster: Cluster, observations: Sequence[Observation]) -> Cluster:
     ends = [descended(start, error, lowest=lowest, highest=highest) for start in starts]
     found = with_constants(min(ends, key=error))
     for engine in dict.fromkeys(each.engine for each in observations if each.engine not in engines):
-        found = _with_launch(found, engine, [each for each in observations if each.engine == engine])
+        found = _with_engine(found, engine, [each for each in observations if each.engine == engine])
     return found
 
 
-def _with_launch(cluster: Cluster, engine: str, own: Sequence[Observation]) -> Cluster:
-    """The cluster with the launch seconds of one more engine, which fit its calls best."""
+def _with_engine(cluster: Cluster, engine: str, own: Sequence[Observation]) -> Cluster:
+    """The cluster with the launch seconds and the slowdown of one more engine, which fit its calls best."""
 
-    def with_seconds(seconds: float) -> Cluster:
-        launches = {**cluster.device.launch_seconds, engine: seconds}
-        return replace(cluster, device=replace(cluster.device, launch_seconds=launches))
+    def with_constants(constants: Sequence[float]) -> Cluster:
+        launches = {**cluster.device.launch_seconds, engine: constants[0]}
+        slowdown = {**cluster.device.slowdown, engine: constants[1]}
+        return replace(cluster, device=replace(cluster.device, launch_seconds=launches, slowdown=slowdown))
 
-    (seconds,) = descended(
-        [_USUAL_LAUNCH],
-        lambda constants: _squared_error(with_seconds(constants[0]), own),
-        lowest=_LAUNCH_SECONDS[:1],
-        highest=_LAUNCH_SECONDS[1:],
+    lowest, highest = zip(_LAUNCH_SECONDS, _SLOWDOWN, strict=True)
+    found = descended(
+        [_USUAL_LAUNCH, 1.0],
+        lambda constants: _squared_error(with_constants(constants), own),
+        lowest=lowest,
+        highest=highest,
     )
-    return with_seconds(seconds)
+    return with_constants(found)
 
 
 def _squared_error(cluster: Cluster, observations: Sequence[Observation]) -> float:

@@ -11,6 +11,10 @@ from hybridflow.mapping.timing.work import active_parameters, expert_and_other_p
 from hybridflow.mapping.workload import Workload
 from hybridflow.models.geometry import ModelGeometry, kv_cache_bytes_per_token
 
+SAMPLING_PASSES = 9
+"""Times that float32 logits are read or written to sample a token: written; read twice and written for the logarithm of
+the softmax; read and written for the exponential; read, and written in double precision, for the cumulative sum."""
+
 CACHE_VALUE_BYTES = 2
 """Bytes per value of the KV cache when weights have fewer."""
 
@@ -22,7 +26,7 @@ def generation_seconds(
 
     A decoding step reads the weights (of experts, those that its tokens are sent to) and the KV cache, and computes
     its tokens, whichever takes longer (on a CPU, one after the other); each layer takes one launch, and with tensor
-    parallelism two synchronizations; the host schedules and samples each response.
+    parallelism two synchronizations; the host schedules each response, and its token is sampled from the logits.
 
     Without CUDA graphs, a step takes at least as long as its launches from Python. With more than one batch in flight
     (asynchronous rollouts), engines never drain: the result is the time between batches.
@@ -40,6 +44,7 @@ def generation_seconds(
     collectives, latency = _step_overheads(use.geometry, layout, rates, runs.sequences)
     products = rates.exposed(computing, reading)
     device = reading + products + collectives + latency
+    sampling = SAMPLING_PASSES * 4 * use.geometry.vocab / rates.memory
     launching = 0.0 if layout.captures_graphs else rates.eager_launch * use.geometry.layers
     return Seconds(
         {
@@ -49,7 +54,7 @@ def generation_seconds(
             "matrix": float(runs.steps @ products),
             "tensor": float(runs.steps @ collectives),
             "latency": latency * float(runs.steps.sum()),
-            "requests": float(runs.steps @ runs.sequences) * rates.request(layout.engine),
+            "requests": float(runs.steps @ runs.sequences) * (rates.request(layout.engine) + sampling),
             "launches": float(runs.steps @ np.maximum(launching - device, 0.0)),
         }
     )

@@ -79,6 +79,10 @@ class Rates:
         """Seconds of the host per response and decoding step of a rollout engine."""
         return self.cluster.device.request_seconds.get(engine, 0.0)
 
+    def slowdown(self, engine: str) -> float:
+        """How many times as long as at these rates the layers of a training engine compute."""
+        return self.cluster.device.slowdown.get(engine, 1.0)
+
     def exposed(self, seconds: Seconds, meanwhile: Seconds) -> Seconds:
         """Seconds that remain of what runs while a device does something else; a CPU does one after the other."""
         return seconds if self.cluster.device.is_cpu else cast(Seconds, np.maximum(0.0, seconds - meanwhile))

@@ -107,9 +107,10 @@ def forward_pass(
     launches = stage_layers + expert_layers * 2 * model.experts / layout.expert
     collectives = stage_layers * 2 * (rates.latency(layout.tensor) + rates.latency(layout.sequence))
     collectives += expert_layers * 2 * rates.latency(layout.expert)
+    slower = rates.slowdown(layout.engine.name)
     return PassSeconds(
-        matrix=(body / layout.pipeline + head / head_stages) / shards / rates.flops,
-        memory=(weights * width + stage_layers * activations * width + logits) / rates.memory,
+        matrix=slower * (body / layout.pipeline + head / head_stages) / shards / rates.flops,
+        memory=slower * (weights * width + stage_layers * activations * width + logits) / rates.memory,
         tensor=stage_layers * 2 * _without_latency(rates, rates.all_reduce(hidden_bytes, tensor), tensor),
         expert=expert_layers * 2 * _without_latency(rates, rates.all_to_all(sent, expert), expert),
         sequence=stage_layers * _without_latency(rates, rates.all_to_all(moved, sequence), sequence),

@@ -183,6 +183,7 @@ def test_near_names_of_unknown_devices_are_suggested():
 def test_a_written_device_is_read_again(tmp_path):
     known = find_device("CPU")
     host = {"launch_seconds": {"single": 4.321e-4, "vllm": 2e-3}, "request_seconds": {"vllm": 1.5e-4}}
+    host["slowdown"] = {"fsdp": 1.3}
     written = replace(known, device=replace(known.device, cores=1.75, **host))
     write_device(tmp_path / "devices.yaml", written, about="Measured\nhere")
     assert (tmp_path / "devices.yaml").read_text().startswith("# Measured\n# here\nCPU:\n")
@@ -203,8 +204,9 @@ def test_a_device_that_cannot_be_written_is_an_error(tmp_path):
     ("key", "seconds", "message", "remedy"),
     [
         ("launch_seconds", {"fdsp": 0.1}, "has the unknown engine 'fdsp' in launch_seconds", "Engines: "),
-        ("launch_seconds", 0.1, "has 0.1 in launch_seconds", "Give seconds by engine"),
+        ("launch_seconds", 0.1, "has 0.1 in launch_seconds", "Give numbers by engine"),
         ("launch_seconds", {"fsdp": -1}, "has launch_seconds.fsdp=-1, which is not a number from 0 to 10", "a layer"),
+        ("slowdown", {"fsdp": 0}, "has slowdown.fsdp=0, which is not a number from 0.01 to 100", "how many times"),
         ("request_seconds", {"fsdp": 0.1}, "has the unknown engine 'fsdp' in request_seconds", "{transformers: 0.001}"),
     ],
 )

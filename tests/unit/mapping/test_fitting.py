@@ -15,6 +15,7 @@ from hybridflow.mapping.workload import Lengths, Workload
 from hybridflow.models.catalogue import find_model
 
 LAUNCHES = {"single": 4e-4, "fsdp": 3e-3, "megatron": 8e-4, "transformers": 6e-4}
+SLOWDOWN = {"fsdp": 1.4, "megatron": 1.1}
 REQUESTS = {"transformers": 4e-5}
 LLAMA = replace(find_model("Llama-2-7b").geometry, vocab=64, layers=4, heads=4, kv_heads=4)
 MODELS = [replace(LLAMA, hidden=hidden, intermediate=3 * hidden) for hidden in (128, 512)]
@@ -25,7 +26,7 @@ def true_device() -> Cluster:
     """A CPU with known constants, of which two processes share one and a half cores."""
     known = find_device("CPU")
     device = replace(known.device, efficiency=Efficiency(0.62, 0.35, 3e-4), cores=1.5, launch_seconds=LAUNCHES)
-    return replace(known, device=replace(device, request_seconds=REQUESTS))
+    return replace(known, device=replace(device, request_seconds=REQUESTS, slowdown=SLOWDOWN))
 
 
 def observed(device: Cluster) -> list[Observation]:
@@ -46,6 +47,7 @@ def observed(device: Cluster) -> list[Observation]:
 def bare(device: Cluster) -> Cluster:
     """The device as its rates are measured, before the fit."""
     kind = replace(device.device, efficiency=Efficiency(1.0, 1.0, 3e-4), launch_seconds={}, request_seconds={})
+    kind = replace(kind, slowdown={})
     return replace(device, device=kind)
 
 
@@ -56,6 +58,7 @@ def test_the_fit_recovers_the_constants_of_exact_measurements(true_device):
     assert found.device.efficiency.bandwidth == pytest.approx(0.35, rel=0.03)
     assert found.device.launch_seconds == pytest.approx(LAUNCHES, rel=0.03)
     assert found.device.request_seconds == pytest.approx(REQUESTS, rel=0.05)
+    assert found.device.slowdown == pytest.approx(SLOWDOWN, rel=0.05)
     assert found.node_link == pytest.approx(true_device.node_link, rel=0.03)
     assert found.device.efficiency.sync_seconds == 3e-4
 

@@ -28,6 +28,8 @@ CAUSES = {
     "prefill": "prefill of prompts",
     "weights": "reading weights to decode",
     "cache": "reading the KV cache",
+    "sampling": "sampling from the logits",
+    "requests": "scheduling responses",
     "launches": "kernel launches without CUDA graphs",
     "transfer": "transferring weights",
 }

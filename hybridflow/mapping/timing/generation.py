@@ -43,8 +43,8 @@ def generation_seconds(
     reading, computing = (weights + cache) / rates.memory, _step_flops(use, runs, prompt) / devices / rates.flops
     collectives, latency = _step_overheads(use.geometry, layout, rates, runs.sequences)
     products = rates.exposed(computing, reading)
-    device = reading + products + collectives + latency
-    sampling = SAMPLING_PASSES * 4 * use.geometry.vocab / rates.memory
+    sampling = SAMPLING_PASSES * 4 * use.geometry.vocab * runs.sequences / rates.memory
+    device = reading + products + sampling + collectives + latency
     launching = 0.0 if layout.captures_graphs else rates.eager_launch * use.geometry.layers
     return Seconds(
         {
@@ -52,9 +52,10 @@ def generation_seconds(
             "weights": float(runs.steps @ weights) / rates.memory,
             "cache": float(runs.steps @ cache) / rates.memory,
             "matrix": float(runs.steps @ products),
+            "sampling": float(runs.steps @ sampling),
             "tensor": float(runs.steps @ collectives),
             "latency": latency * float(runs.steps.sum()),
-            "requests": float(runs.steps @ runs.sequences) * (rates.request(layout.engine) + sampling),
+            "requests": float(runs.steps @ runs.sequences) * rates.request(layout.engine),
             "launches": float(runs.steps @ np.maximum(launching - device, 0.0)),
         }
     )

@@ -5,7 +5,7 @@
 Trains the built-in task on Ray, with actor and rollout in pools of their own and a checkpoint every 20 steps, and looks
 at all of its processes every 5 seconds. After that time the run is asked to stop (SIGTERM). Prints, for each kind of
 process and for the machine, the value after the first fifth of the time and at the end, and the slope between them.
-Status 1 if memory grows by more than 5 % and 10 MiB over the rest of the run, or anything else by more than 10.
+Status 1 if memory grows by more than 5% and 10 MiB over the rest of the run, or anything else by more than 10.
 
 A second, short run is killed (SIGKILL). For both runs, prints the processes, shared memory segments and temporary files
 that are left 30 seconds after their end, except the logs that Ray keeps of each of its sessions.
@@ -58,7 +58,7 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Look:
-    """What a run uses at a time, by kind of process and by resource."""
+    """The resources of a run at a time, by kind of process."""
 
     seconds: float
     values: Mapping[str, Mapping[str, float]]
@@ -72,7 +72,7 @@ class Soak:
     steps: int = 0
     looks: list[Look] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    """What it left behind."""
+    """Processes, shared memory and files that still exist after it."""
 
 
 @dataclass(frozen=True)

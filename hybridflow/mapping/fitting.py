@@ -49,8 +49,8 @@ def fitted(cluster: Cluster, observations: Sequence[Observation]) -> Cluster:
     """The cluster with fitted efficiencies and seconds of the host: least squares of log(predicted / observed).
 
     Efficiencies, and the launch and request seconds of the engines that ran on one process, are fitted to those calls;
-    then the launch seconds and the slowdown of each other engine to its own. The rates of `cluster` must have been measured without an
-    engine.
+    then the launch seconds and the slowdown of each other engine to its own. The rates of `cluster` must have been
+    measured without an engine.
     """
     alone = [each for each in observations if each.layout.num_devices == 1]
     engines = list(dict.fromkeys(each.engine for each in alone))

@@ -12,8 +12,8 @@ from hybridflow.mapping.workload import Workload
 from hybridflow.models.geometry import ModelGeometry, kv_cache_bytes_per_token
 
 SAMPLING_PASSES = 9
-"""Times that float32 logits are read or written when tokens are sampled: written; read twice and written for the logarithm of
-the softmax; read and written for the exponential; read, and written in double precision, for the cumulative sum."""
+"""Times that float32 logits are read or written when tokens are sampled: written; read twice and written for the
+logarithm of the softmax; read and written for the exponential; read, and written in double precision, for the sum."""
 
 CACHE_VALUE_BYTES = 2
 """Bytes per value of the KV cache when weights have fewer."""

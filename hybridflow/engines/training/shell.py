@@ -36,7 +36,7 @@ from hybridflow.engines.training.state_files import (
     state_shards,
 )
 from hybridflow.errors import NumericError
-from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, load_adapter
+from hybridflow.models.adapters.files import ADAPTER_DIRECTORY, is_trained, load_adapter
 from hybridflow.models.adapters.lora import Adapter
 from hybridflow.models.shard_files import PlannedDirectory
 from hybridflow.observability.metrics import Metrics, last, mean
@@ -202,8 +202,9 @@ class EngineShell(ABC, Generic[OptimizerT]):
                 self.optimizer.settle()
 
     def _all_tensors(self, stepped: Sequence[SteppedTensor]) -> Iterator[Tensor]:
-        """Everything that a checkpoint holds of this rank."""
-        yield from (shard.tensor.detach() for shard in self._held_shards())
+        """Everything that a checkpoint holds of this rank; without the frozen weights of a model with an adapter."""
+        held = (shard for shard in self._held_shards() if self.adapter is None or is_trained(shard.name))
+        yield from (shard.tensor.detach() for shard in held)
         yield from (shard.tensor for _, shard in state_shards(stepped))
 
     def _microbatches(

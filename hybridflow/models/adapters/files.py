@@ -156,10 +156,12 @@ def merged_directory(
         save_causal_lm(model, out, tokenizer_from=tokenizer_from or base_directory)
 
 
+def is_trained(name: str) -> bool:
+    """Whether a weight of a model with an adapter is trained: it is the adapter's, or a value head's."""
+    return is_adapter_weight(name) or name.startswith(f"{VALUE_HEAD}.")
+
+
 def _trained(shards: Iterable[WeightShard]) -> list[WeightShard]:
     """The shards of the adapter and a value head, under their names on disk."""
-    return [
-        WeightShard(PREFIX + shard.name, shard.tensor, shard.layout)
-        for shard in shards
-        if is_adapter_weight(shard.name) or shard.name.startswith(f"{VALUE_HEAD}.")
-    ]
+    named = [shard for shard in shards if is_trained(shard.name)]
+    return [WeightShard(PREFIX + shard.name, shard.tensor, shard.layout) for shard in named]

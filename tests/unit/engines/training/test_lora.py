@@ -126,6 +126,23 @@ def test_training_goes_on_bit_for_bit_from_a_small_checkpoint(toy_dir, tmp_path,
     assert largest_difference(weights(again), weights(engine)) == 0.0
 
 
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.bfloat16])
+@pytest.mark.parametrize("make", [language_engine, value_engine])
+def test_a_snapshot_has_no_frozen_weights_and_is_restored_bit_for_bit_in_a_new_engine(toy_dir, make, dtype):
+    loss = likelihood_loss if make is language_engine else squared_loss
+    engine, other = make(toy_dir(), lora=LORA, dtype=dtype), make(toy_dir(), lora=LORA, dtype=dtype)
+    stepped(engine, with_returns(0), loss)
+    kept = engine.snapshot()
+    stepped(engine, with_returns(1), loss)
+    wanted = weights(engine)
+    for each in (engine, other):
+        each.roll_back(kept)
+        stepped(each, with_returns(1), loss)
+        assert largest_difference(weights(each), wanted) == 0.0
+    frozen = sum(weight.nbytes for name, weight in wanted.items() if "lora_" not in name)
+    assert len(kept.data) < frozen, "weights, moments and copies of a small adapter"
+
+
 @pytest.mark.parametrize(("dtype", "other"), [(Dtype.float32, Dtype.bfloat16), (Dtype.bfloat16, Dtype.float32)])
 def test_a_checkpoint_is_read_in_another_number_format(toy_dir, tmp_path, dtype, other):
     engine = trained(toy_dir(), 2, dtype=dtype)

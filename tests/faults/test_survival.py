@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hybridflow.controller import Backend
+from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from tests.distributed.processes import Processes
 from tests.distributed.runs import sample_rows, steps_of
@@ -124,3 +125,46 @@ def _workers() -> list[psutil.Process]:
         for process in psutil.Process(os.getpid()).children(recursive=True)
         if (process.cmdline() or [""])[0].startswith("ray::RayHost")
     ]
+
+
+DIES_WHILE_WRITING = """
+from hybridflow.models.shard_files import PlannedDirectory
+
+write, dead = PlannedDirectory.write, pathlib.Path({dead!r})
+
+def write_or_die(planned):
+    "In the background, after the weights of step 4 and before the optimizer's state."
+    if "step_4" in str(planned.directory) and planned.directory.name == "optimizer" and not dead.exists():
+        dead.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(planned)
+
+PlannedDirectory.write = write_or_die
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param(["trainer.snapshot_fraction=0"], id="from a checkpoint"),
+        pytest.param(["trainer.devices=2"], id="one of two ranks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_trained_model_that_dies_while_its_checkpoint_is_written_in_the_background_is_saved_again(
+    ray_backend: Backend, command: MakeCommand, whole: MakeWhole, words: list[str], tmp_path: Path
+):
+    run = command()
+    with (tmp_path / "judge.py").open("a") as judge:
+        judge.write(DIES_WHILE_WRITING.format(dead=str(tmp_path / "dead")))
+    ended = run.here("trainer.backend=ray", *words)
+    assert ended.status == 0, ended.said
+    assert (tmp_path / "dead").exists()
+    fault, *_ = faults_of(run)
+    assert (fault["fault"], fault["kind"]) == ("WorkerDied", "process") and fault["resumed_step"] <= fault["step"]
+    if "trainer.snapshot_fraction=0" in words:
+        assert fault["resumed_step"] == 2, "the checkpoint of step 4 is incomplete"
+    assert_is_whole(run, whole(*(word for word in words if "devices" in word)))
+    store = CheckpointStore(run.run_dir)
+    latest = store.latest()
+    assert latest is not None and latest.step == 6
+    assert not [path for path in store.directory.iterdir() if path.name.startswith(".")], "nothing is left of it"

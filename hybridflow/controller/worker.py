@@ -30,6 +30,9 @@ class WorkerContext:
     """A block that `KeyboardInterrupt` may end anywhere when the run stops: for long work that changes nothing that a
     checkpoint holds, and during which no other rank waits for this one."""
 
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Whether the driver has cancelled the call that runs; for work that waits for ranks which may have ended."""
+
     @property
     def world_size(self) -> int:
         """Ranks of the role."""

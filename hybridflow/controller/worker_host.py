@@ -83,7 +83,8 @@ class WorkerHost:
         if not self.workers:
             self.rendezvous = Rendezvous(rank, mesh.size, address, timeout_seconds=self.timeout_seconds, host=self.host)
         place = (self.device, self.node, self.threads)
-        context = WorkerContext(role, rank, mesh, spec.generation_mesh, *place, self.rendezvous, self.interruptible)
+        may_end = (self.interruptible, self.is_cancelled)
+        context = WorkerContext(role, rank, mesh, spec.generation_mesh, *place, self.rendezvous, *may_end)
         try:
             self.workers[role] = spec.worker_class(context, **spec.kwargs)
         except (Exception, SystemExit) as error:
@@ -110,6 +111,10 @@ class WorkerHost:
     def interruptible(self) -> AbstractContextManager[None]:
         """A block that may be interrupted when its call is abandoned; see `WorkerContext.interruptible`."""
         return nullcontext()
+
+    def is_cancelled(self) -> bool:
+        """Whether the driver has cancelled the call that runs; see `WorkerContext.is_cancelled`."""
+        return False
 
     def run(
         self,

@@ -3,7 +3,7 @@
 # pyright: reportPrivateImportUsage=false
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch.distributed as dist
 
@@ -16,6 +16,7 @@ GRACE_SECONDS = 2.0
 """How long the remaining ranks have to report, once one of them has lost a peer."""
 
 REMEDY = "Check that rank's log: it ended or hangs. If it is only slow, raise rollout.transfer.timeout_seconds."
+CANCELLED = "See the fault or the signal before it; the driver connects the ranks anew if the run continues."
 ALL_ARRIVED = "all ranks arrived"
 
 
@@ -28,15 +29,25 @@ class Barrier:
         barrier.wait("the end of the transfer of version 7")
 
     A rank that cannot do its part calls `peer_error` or `fail` instead of `wait`; the others then raise the same error.
+    So they do if `is_cancelled` returns true on a rank that waits, because the driver no longer wants its call.
     All ranks pass the same stages in the same order.
     """
 
-    def __init__(self, store: dist.Store, rank: int, names: Sequence[str], *, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        names: Sequence[str],
+        *,
+        timeout_seconds: float,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store = store
         self._rank = rank
         self.names = list(names)
         """Names of the ranks in errors."""
         self._timeout_seconds = timeout_seconds
+        self._is_cancelled = is_cancelled
         self._number = 0
 
     def wait(self, stage: str) -> None:
@@ -94,6 +105,9 @@ class Barrier:
         while not self._store.check([self._key("outcome")]):
             if time.monotonic() > deadline:
                 return False
+            if self._is_cancelled():
+                self._decide(error_text(ResourceError("The transfer of weights was cancelled.", remedy=CANCELLED)))
+                continue
             time.sleep(pause)
             pause = min(1.5 * pause, LONGEST_PAUSE_SECONDS)
         return True

@@ -68,6 +68,7 @@ class Resharder:
             transport.rank,
             [f"rank {rank}" for rank in range(transport.size)],
             timeout_seconds=transport.timeout_seconds,
+            is_cancelled=transport.is_cancelled,
         )
         self._version: int | None = None
         self._failure: str | None = None

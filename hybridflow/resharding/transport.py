@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple, Protocol, cast
@@ -89,6 +89,8 @@ class Transport:
     """None for a rank alone."""
     device: torch.device
     timeout_seconds: float
+    is_cancelled: Callable[[], bool] = lambda: False
+    """Whether the driver has cancelled the call of this rank; asked while it waits for others."""
 
     @staticmethod
     def alone(device: torch.device | None = None) -> "Transport":
@@ -179,7 +181,13 @@ class Transport:
 
 
 def joint_group(
-    store: dist.Store, rank: int, size: int, *, timeout_seconds: float, device: torch.device | str
+    store: dist.Store,
+    rank: int,
+    size: int,
+    *,
+    timeout_seconds: float,
+    device: torch.device | str,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Transport:
     """A transport over ranks of any worlds that share a store, which nothing else may use under the same keys.
 
@@ -190,7 +198,8 @@ def joint_group(
     if size == 1:
         return Transport.alone(kind)
     names = [f"rank {number}" for number in range(size)]
-    barrier = Barrier(dist.PrefixStore("barrier", store), rank, names, timeout_seconds=timeout_seconds)
+    of_barrier = dist.PrefixStore("barrier", store)
+    barrier = Barrier(of_barrier, rank, names, timeout_seconds=timeout_seconds, is_cancelled=is_cancelled)
     barrier.wait("the start of the group that exchanges weights")
     timeout = timedelta(seconds=timeout_seconds)
     of_group = dist.PrefixStore("group", store)
@@ -200,7 +209,7 @@ def joint_group(
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         group = dist.ProcessGroupNCCL(of_group, rank, size, options)
-    return Transport(rank, size, store, cast(Group, group), kind, timeout_seconds)
+    return Transport(rank, size, store, cast(Group, group), kind, timeout_seconds, is_cancelled)
 
 
 def group_within(world: dist.ProcessGroup, *, timeout_seconds: float, device: torch.device | str) -> Transport:

@@ -137,4 +137,5 @@ def actor_rollout_group(
         sum(sizes),
         timeout_seconds=transfer.timeout_seconds,
         device=context.device,
+        is_cancelled=context.is_cancelled,
     )

@@ -168,3 +168,32 @@ def test_a_trained_model_that_dies_while_its_checkpoint_is_written_in_the_backgr
     latest = store.latest()
     assert latest is not None and latest.step == 6
     assert not [path for path in store.directory.iterdir() if path.name.startswith(".")], "nothing is left of it"
+
+
+DIES_WHILE_RECEIVING = """
+from hybridflow.resharding.resharder import Resharder
+
+transfer, dead = Resharder.transfer, pathlib.Path({dead!r})
+
+def transfer_or_die(self, version):
+    if version == 4 and not dead.exists():
+        dead.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return transfer(self, version)
+
+Resharder.transfer = transfer_or_die
+"""
+
+
+def test_a_rollout_that_dies_before_it_receives_weights_leaves_the_trained_model_in_place(
+    ray_backend: Backend, command: MakeCommand, whole: MakeWhole, tmp_path: Path
+):
+    run = command()
+    with (tmp_path / "judge.py").open("a") as judge:
+        judge.write(DIES_WHILE_RECEIVING.format(dead=str(tmp_path / "dead")))
+    ended = run.here("trainer.backend=ray", *APART)
+    assert ended.status == 0, ended.said
+    assert (tmp_path / "dead").exists()
+    assert_is_whole(run, whole(*APART))
+    [fault] = faults_of(run)
+    assert (fault["pools"], fault["resumed_step"]) == ("generation", fault["step"]), "the sender has left its call"

@@ -60,6 +60,22 @@ def test_a_rank_that_never_comes_is_named_to_all():
         assert "rollout.transfer.timeout_seconds" in error.remedy
 
 
+def test_ranks_whose_calls_are_cancelled_leave_at_once_unless_all_have_come():
+    began = time.monotonic()
+
+    def waiting(each, rank):
+        each._is_cancelled = lambda: rank == 2 and time.monotonic() > began + 0.2
+        each.wait("the transfer of version 3")
+
+    found, _ = on_ranks(waiting, ranks=[0, 2], timeout_seconds=60.0)
+    assert 0.2 < time.monotonic() - began < 5.0
+    assert all(isinstance(error, ResourceError) and "was cancelled" in error.message for error in found)
+
+    decided = dist.HashStore()
+    decided.set("0/outcome", barrier.ALL_ARRIVED)
+    Barrier(decided, 0, NAMES, timeout_seconds=1.0, is_cancelled=lambda: True).wait("the end")
+
+
 def test_an_error_of_one_rank_is_raised_by_all():
     def act(each, rank):
         each.wait("the start")

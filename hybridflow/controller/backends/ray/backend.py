@@ -151,10 +151,13 @@ class RayBackend:
         return begun == {host: host.marked_changes for host in hosts}
 
     def broken(self, seconds: float) -> Broken:
-        """As `abandon`, but for the processes that have not ended."""
+        """As `abandon`, but for the processes that have not ended. Ends those of pools that have lost a process."""
         self._watch.ask_for_signs_of_life(seconds=0.0)
         gone = {host.pool for host in self._hosts() if host.died is not None or self._watch.is_silent(host)}
         others = [host for host in self._hosts() if host.pool not in gone]
+        for host in self._hosts():
+            if host.pool in gone:
+                host.end()  # the others may be waiting for a process that is stopped
         begun = self._changes_begun(others, seconds)
         self.call_log.drop()
         gone |= {host.pool for host in others if host not in begun}

@@ -67,8 +67,12 @@ class RayHost(WorkerHost):
             self._is_interruptible = False
             ended.set()
 
+    def is_cancelled(self) -> bool:
+        """Whether the call that runs was cancelled. Call it in the thread of the call."""
+        return ray.get_runtime_context().is_canceled()
+
     def _leave_if_cancelled(self, *_: object) -> None:
-        if self._is_interruptible and ray.get_runtime_context().is_canceled():
+        if self._is_interruptible and self.is_cancelled():
             self._is_interruptible = False
             raise KeyboardInterrupt
 

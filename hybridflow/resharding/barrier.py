@@ -16,7 +16,7 @@ GRACE_SECONDS = 2.0
 """How long the remaining ranks have to report, once one of them has lost a peer."""
 
 REMEDY = "Check that rank's log: it ended or hangs. If it is only slow, raise rollout.transfer.timeout_seconds."
-CANCELLED = "See the fault or the signal before it; the driver connects the ranks anew if the run continues."
+CANCELLED = "See the fault or the signal before it; the driver connects the ranks again if the run continues."
 ALL_ARRIVED = "all ranks arrived"
 
 

@@ -328,7 +328,13 @@ def placement_errors(config: Experiment) -> Iterator[ConfigError]:
                 key=key,
             )
     total = pooled_devices(config)
-    if pools and total != num_devices(config):
+    if pools and not config.trainer.devices:
+        yield ConfigError(
+            f"The pools use {total} devices, but trainer.devices=auto takes all that are there.",
+            remedy=f"Set trainer.devices={total}, or leave out placement.pools and placement.roles.",
+            among=["trainer.devices", *(f"placement.pools.{name}.devices" for name in pools)],
+        )
+    elif pools and total != num_devices(config):
         further = " (device: cpu is in addition to them)" if any(is_of_cpus(config, name) for name in pools) else ""
         yield ConfigError(
             f"The pools use {total} devices, but the run has {num_devices(config)}{further}.",

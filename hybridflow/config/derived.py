@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.paths import user_path
-from hybridflow.config.placement import Device, Parallelism
+from hybridflow.config.placement import Device, Parallelism, ParallelismKind, PlacementKind
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
 
@@ -15,6 +15,21 @@ def divisors(number: int) -> list[int]:
     """All divisors of a positive number, in order."""
     low = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return sorted({*low, *(number // size for size in low)})
+
+
+def is_planned(config: Experiment, section: str) -> bool:
+    """Whether the layout of a section (`actor`, `roles.NAME`) is left to hybridflow."""
+    _, _, row = section.partition("roles.")
+    own = (config.roles[row] if row else vars(config)[section]).parallelism.kind
+    is_all = config.placement.kind is PlacementKind.auto or not config.trainer.devices
+    return is_all or ParallelismKind.auto in (own, config.trainer.parallelism)
+
+
+def leaves_open(config: Experiment) -> bool:
+    """Whether the placement, or the layout of any section, is left to hybridflow."""
+    sections = ("actor", "critic", "reward", "rollout", *(f"roles.{name}" for name in config.roles))
+    is_placed = config.placement.kind is PlacementKind.given
+    return not is_placed or any(is_planned(config, section) for section in sections)
 
 
 def num_devices(config: Experiment) -> int:

@@ -25,12 +25,17 @@ class Range:
     auto: int | None = None
     """The number for which a user may write `auto`."""
 
+    most: float = math.inf
+    """Larger numbers, with which no run could work, are mistakes."""
+
     def check(self, key: str, value: float) -> None:
         """Raises `ConfigError` for a number outside of the range; `key` is the setting, as a user types it."""
         is_float = isinstance(value, float)
         if (is_float and not math.isfinite(value)) or not self.fits(value):
             shown = f"{value:g}" if is_float else str(value)
             raise ConfigError(f"{key}={shown} {self.found}.", remedy=self.remedy)
+        if value > self.most:
+            raise ConfigError(f"{key}={value:,} is too large.", remedy=f"Use {self.most:,} or less.")
 
 
 def at_least(smallest: int, remedy: str = "") -> Range:
@@ -44,8 +49,11 @@ def number(words: str, fits: Callable[[float], bool], why: str = "") -> Range:
     return Range(fits, words, "is out of range", f"Use a number {words}{why}.")
 
 
-AT_LEAST_1, AT_LEAST_0 = at_least(1), at_least(0)
-AT_LEAST_1_OR_AUTO = replace(at_least(0, "Use 1 or more, or auto."), words="of 1 or more, or auto (0)", auto=0)
+_MOST = 10**12
+AT_LEAST_1, AT_LEAST_0 = replace(at_least(1), most=_MOST), at_least(0)
+AT_LEAST_1_OR_AUTO = replace(
+    at_least(0, "Use 1 or more, or auto."), words="of 1 or more, or auto (0)", auto=0, most=_MOST
+)
 FINITE = number("that is finite", lambda v: True)
 NOT_BELOW_0 = number("of 0 or more", lambda v: v >= 0)
 ABOVE_0 = number("above 0", lambda v: v > 0)

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import torch
 
-from hybridflow.config.derived import num_devices
+from hybridflow.config.derived import leaves_open, num_devices
 from hybridflow.config.placement import ParallelismKind, PlacementKind
 from hybridflow.elastic.compatibility import is_other_run
 from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError, ResourceError
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.overrides import given_settings
+from hybridflow.launch.given_sizes import given_problems
 from hybridflow.launch.plan.defaults import saved_settings, with_values
 from hybridflow.launch.plan.layouts import run_layouts
 from hybridflow.launch.plan.plan import RunPlan, plan_run
@@ -40,11 +41,15 @@ _PLANNED_FROM = ("actor.", "critic.", "data.", "model.", "placement.", "reward."
 
 def plan_fully(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
     """The plan of a run with every placement and layout that it leaves to hybridflow. Logs them."""
-    plan = plan_run(composed, faults, device=device)
+    is_decided = not leaves_open(composed.config)
+    plan = plan_run(composed, faults, device=device, has_layouts=is_decided)
     if not is_automatic(plan):
-        return plan
+        return plan if is_decided else plan_run(plan.composed, faults, device=plan.device)
     check_not_placed_twice(plan)
-    found = answer(request_of(plan, trace_step(plan), devices_of(plan)))
+    request = request_of(plan, trace_step(plan), devices_of(plan))
+    for problem in given_problems(plan, request):
+        raise problem
+    found = answer(request)
     if not found.plans:
         raise _nothing_fits(found)
     composed = with_plan(plan, found.plans[0])

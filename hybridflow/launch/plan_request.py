@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from hybridflow.config.derived import minibatch_prompts, optimizer_steps_per_step, pool_of
+from hybridflow.config.derived import is_planned, minibatch_prompts, optimizer_steps_per_step, pool_of
 from hybridflow.config.fields import AUTO
 from hybridflow.config.placement import ParallelismKind, PlacementKind
 from hybridflow.config.roles import Role
@@ -62,10 +62,7 @@ def is_automatic(plan: RunPlan) -> bool:
 
 def is_auto(plan: RunPlan, section: str) -> bool:
     """Whether the layout of a section (`actor`, `roles.NAME`) is left to the planner."""
-    config = plan.config
-    kinds = (config.trainer.parallelism, settings_of(plan, section).parallelism.kind)
-    is_all = config.placement.kind is PlacementKind.auto or plan.composed.origins.get("trainer.devices") == AUTO
-    return is_all or ParallelismKind.auto in kinds
+    return is_planned(plan.config, section) or plan.composed.origins.get("trainer.devices") == AUTO
 
 
 def settings_of(plan: RunPlan, section: str) -> Training | Role | Rollout:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hybridflow.config.derived import num_devices
+from hybridflow.config.derived import num_devices, pooled_devices
 from hybridflow.config.loop import Trainer
 from hybridflow.config.placement import Parallelism, PlacementKind, Pool
 from hybridflow.config.roles import Role, RoleKind
@@ -25,18 +25,23 @@ def placement_settings(plan: RunPlan, pools: Mapping[str, tuple[tuple[str, ...],
     Devices that the plan leaves idle are not used by the run. Pools that the user has given remain as they are.
     """
     if plan.config.placement.kind is PlacementKind.given and plan.config.placement.pools:
-        return {}
+        return _devices_of_run(plan, pooled_devices(plan.config))
     pool_of = {role: name for name, (roles, _) in pools.items() for role in roles}
     main = pool_of.get(ACTOR) or next(iter(pools))
     roles = [role.name for role in plan.roles]
     used = sum(devices for _, devices in pools.values())
-    settings: dict[str, object] = {
+    return {
         "placement.pools": {name: Pool(devices=devices) for name, (_, devices) in pools.items()},
         "placement.roles": {role: pool_of.get(role, main) for role in [*roles, *pool_of]},
+        **_devices_of_run(plan, used),
     }
-    if used != num_devices(plan.config):
-        settings |= dict(zip(("trainer.devices", "trainer.nodes"), _nodes_of(used, plan.config.trainer), strict=True))
-    return settings
+
+
+def _devices_of_run(plan: RunPlan, used: int) -> dict[str, object]:
+    """The devices that the run asks for, if it does not use all of those on which it was planned."""
+    if used == num_devices(plan.config):
+        return {}
+    return dict(zip(("trainer.devices", "trainer.nodes"), _nodes_of(used, plan.config.trainer), strict=True))
 
 
 def _nodes_of(used: int, trainer: Trainer) -> tuple[int, int]:

@@ -64,7 +64,7 @@ def request_on(
     elif composed.config.placement.kind is not PlacementKind.given and "trainer.parallelism" not in composed.user_keys:
         composed = with_values(composed, {"trainer.parallelism": ParallelismKind.auto}, PLAN)
     kind = None if cluster is None else "cpu" if cluster.device.is_cpu else "cuda"
-    plan = plan_run(composed, device=kind)
+    plan = plan_run(composed, device=kind, has_layouts=False)
     check_not_placed_twice(plan)
     plan = replace(plan, models=KnownModels(plan.config, plan.roles))
     devices, trace = cluster or devices_of(plan), trace_step(plan)

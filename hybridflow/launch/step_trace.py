@@ -163,7 +163,7 @@ def planned_roles(plan: RunPlan) -> list[TracedRole]:
         elif role is None:
             roles.append(TracedRole(name, kind, None, "", {}))
         else:
-            layout = _replicas(role.mesh) if name == ROLLOUT else _axes(role.mesh.sizes)
+            layout = _replicas(role.mesh) if name == ROLLOUT else _axes(_sizes(role))
             roles.append(TracedRole(name, kind, role.pool, _engine(role, rollout), layout))
     return roles
 
@@ -183,6 +183,12 @@ def _replicas(mesh: ParallelMesh | None) -> dict[str, int]:
         return {}
     inner = {axis: mesh.axis_size(axis) for axis in ("pipeline", "tensor")}
     return _axes({"replicas": mesh.size // math.prod(inner.values()), **inner})
+
+
+def _sizes(role: RoleSpec) -> Mapping[str, int]:
+    """The sizes of a role's mesh; functions have rows only along `data`."""
+    is_of_functions = role.reward is not None and role.training is None
+    return {"data": role.mesh.axis_size("data")} if is_of_functions else role.mesh.sizes
 
 
 def _axes(sizes: Mapping[str, int]) -> dict[str, int]:

@@ -65,9 +65,10 @@ def training_layouts(
         is_single = engine is TrainingEngine.single
         own = [size for size in num_devices if (size == 1) == is_single or TrainingEngine.single not in engines]
         sizes = _sizes(engine, use, np.array(own, dtype=int), limits, given)
-        longest, rows = limits.longest_row, np.maximum(1, limits.rows // sizes["data"])
+        longest, rows = limits.longest_row, np.maximum(1.0, float(limits.rows) // sizes["data"])
         wanted = [*(number * longest for number in _MICROBATCH_ROWS), Training().microbatch_tokens]
-        tokens = np.sort(np.minimum(np.maximum(wanted, longest), rows[:, None] * longest), axis=1)
+        tokens = np.minimum(np.maximum(wanted, longest), rows[:, None] * longest)
+        tokens = np.sort(tokens.astype(int), axis=1)
         if "microbatch_tokens" in given.values:
             tokens = np.full((len(rows), 1), given.values["microbatch_tokens"])
         row, column = np.nonzero(np.diff(tokens, axis=1, prepend=-1))
@@ -135,7 +136,7 @@ def _sizes(
         given.among(name, sizes) if name in traits.axes else [given.values.get(name, 1)] for name, sizes in axes.items()
     ]
     values: Iterator[dict[str, Any]] = (dict(zip(axes, own, strict=True)) for own in product(*choices))
-    shapes = [shape for own in values if _is_useful(shape := Parallelism(**own), limits)]
+    shapes = [shape for own in values if _is_useful(shape := Parallelism(**own), limits, given)]
     shapes = [shape for shape in shapes if layout_problem(model, traits.weights, shape) is None]
     sizes = {name: np.array([vars(shape)[name] for shape in shapes], dtype=int) for name in axes}
     inner = sizes["tensor"] * sizes["sequence"] * sizes["pipeline"]
@@ -149,9 +150,11 @@ def _sizes(
     return {**found, "data": data[row, shape], "sequence_parallel": is_megatron & (found["tensor"] > 1)}
 
 
-def _is_useful(sizes: Parallelism, limits: Limits) -> bool:
+def _is_useful(sizes: Parallelism, limits: Limits, given: Given) -> bool:
+    """Whether the sizes make sense: those that communicate in every layer stay on a node, unless they are given."""
     is_useless = sizes.virtual_pipeline > 1 and sizes.pipeline == 1
-    return not is_useless and sizes.tensor * sizes.sequence <= limits.devices_per_node
+    own = given.values.get("tensor", 1) * given.values.get("sequence", 1)
+    return not is_useless and sizes.tensor * sizes.sequence <= max(limits.devices_per_node, own)
 
 
 def _powers_of_two(most: int) -> list[int]:

@@ -93,9 +93,8 @@ class StepCosts:
         layout, workload = layouts[operation.role], self._workload_of(operation.rows_share)
         rollout = self._rollout
         if isinstance(layout, TrainingLayout):
-            return call_seconds(
-                operation.kind, self._models[operation.role].use, layout, workload, self._cluster_of(operation.role)
-            )
+            use, own = self._models[operation.role].use, self._as_run(operation.role, layout)
+            return call_seconds(operation.kind, use, own, workload, self._cluster_of(operation.role))
         assert rollout is not None, f"{operation.role} has a rollout's layout"
         if operation.kind is OperationKind.generate:
             return call_seconds(operation.kind, rollout.use, layout, workload, self._cluster_of(rollout.role))
@@ -168,7 +167,7 @@ class StepCosts:
                 own = _columns(len(rows), memory.resident_bytes, memory.extra_bytes, memory.host_bytes)
                 fits = np.flatnonzero(limit.held(own[:, 0] + own[:, 1], own[:, 2]))
                 layouts.append(layout := layout.at(fits))
-                seconds = self._seconds_of([role], {role: self._as_run(role, layout)})
+                seconds = self._seconds_of([role], {role: layout})
                 costs.append(np.concatenate([_columns(len(fits), *seconds), own[fits]], axis=1))
                 sent = (self._publish_seconds(rollout, layout, each).total for each in receivers if rollout is not None)
                 transfers.append(_columns(len(fits), *sent))
@@ -214,18 +213,26 @@ class StepCosts:
             yield _options(own.costs, ({role: layout} for layout in own.layouts.listed()))
 
     def _apart(self, rollout: PlannedRollout, num_devices: int) -> Iterator[Option]:
-        """The rollout in its own pool, which receives weights from all other devices."""
-        request = self._request
-        actors = request.pool_devices.get(
-            request.pinned.get(self._actor, ""), request.cluster.num_devices - num_devices
-        )
-        others = max(1, actors)
-        sender = TrainingLayout(engine=TrainingEngine.fsdp, data=others)
+        """The rollout in its own pool. The devices of the actor, which sends the weights, are not known yet, so that the
+        seconds of the transfer are the least with any number of them: see `planner.answer`."""
+        senders = [
+            TrainingLayout(engine=TrainingEngine.fsdp, data=actors) for actors in self._numbers_of_actors(num_devices)
+        ]
         for layout in self._rollouts(rollout, num_devices, is_colocated=False):
             memory = rollout_memory(rollout.use, layout)
             layouts = {rollout.role: layout}
-            seconds = self._seconds_of([rollout.role], {**layouts, rollout.actor or "": sender})
-            yield _option(layouts, seconds, memory)
+            found = [self._seconds_of([rollout.role], {**layouts, rollout.actor or "": each}) for each in senders]
+            yield _option(layouts, tuple(map(min, *found)) if len(found) > 1 else found[0], memory)
+
+    def _numbers_of_actors(self, num_devices: int) -> list[int]:
+        """The devices of the actor, next to a rollout on so many, with which weights are sent fastest: its own, if they
+        are given, otherwise all others, or those that the rollout leaves of its node."""
+        request, cluster = self._request, self._request.cluster
+        given = request.pool_devices.get(request.pinned.get(self._actor, ""))
+        if given is not None:
+            return [max(1, given)]
+        found = {max(1, cluster.num_devices - num_devices), max(1, cluster.devices_per_node - num_devices)}
+        return sorted(found)
 
     def _colocated(self, rollout: PlannedRollout, sizes: Sequence[int]) -> Iterator[list[Option]]:
         """The rollout on the actor's devices, with the actor's weights; an adapter's base model is held twice."""

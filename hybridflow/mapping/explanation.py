@@ -8,11 +8,15 @@ from dataclasses import asdict, dataclass
 from hybridflow.mapping.changes import Changed, Shortage, faster, fitting, least_devices, sharding_problems, shortages
 from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
 from hybridflow.mapping.memory.phases import ENGINES, Phase
+from hybridflow.mapping.memory.rollout import GENERATING
 from hybridflow.mapping.planner import Answer, PlannedStep
 from hybridflow.mapping.request import Request
 from hybridflow.mapping.timing.generation import cached_sequences
 from hybridflow.mapping.timing.seconds import Seconds
 from hybridflow.models.geometry import active_parameter_count, parameter_count
+
+TIGHT = 0.05
+"""Less than this fraction of the used memory is not much to be free: predictions are about as wrong."""
 
 CONTENTS = {
     "weights": ("weights of ",),
@@ -143,6 +147,17 @@ class StepFacts:
     idle_devices: int
     pools: list[PlannedPool]
     calls: list[PlannedCall]
+
+    @property
+    def tight_phases(self) -> list[MemoryPhase]:
+        """The phases in which so little memory is free that the run may fail. A rollout takes the memory that it is
+        given, and no more."""
+        return [
+            phase
+            for pool in self.pools
+            for phase in pool.memory
+            if phase.name != GENERATING and phase.free_bytes < TIGHT * phase.total_bytes
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,8 +304,6 @@ def _asked(request: Request) -> Asked:
 
 def _call(step: PlannedStep, position: int, parts: Seconds, start: float, end: float) -> PlannedCall:
     operation = step.request.operations[position]
-    # The search bounds the seconds of a transfer between pools; its parts share these.
-    scale = (end - start) / parts.total if parts.total else 0.0
     return PlannedCall(
         name=operation.name,
         role=operation.role,
@@ -300,7 +313,7 @@ def _call(step: PlannedStep, position: int, parts: Seconds, start: float, end: f
         seconds=end - start,
         share=(end - start) / step.seconds if step.seconds else 0.0,
         parts_seconds={
-            name: own * scale for name, own in sorted(parts.parts.items(), key=lambda part: -part[1]) if own
+            name: own for name, own in sorted(parts.parts.items(), key=lambda part: -part[1]) if own
         },
         is_critical=position in step.plan.schedule.critical,
     )

@@ -111,6 +111,11 @@ def _memory(asked: Asked, step: StepFacts) -> Iterator[str]:
         for phase in pool.memory:
             rows.append([pool.name, phase.name, gib(phase.total_bytes), gib(phase.free_bytes), _contents(phase)])
     yield from table(rows, numbers=(2, 3))
+    for phase in step.tight_phases:
+        yield (
+            f"Only {gib(phase.free_bytes)} GiB are free while {phase.name}, less than predictions of memory can be wrong"
+            " by: if the run ends out of memory, halve the microbatch_tokens of the role, or set gradient_checkpointing."
+        )
     for pool in step.pools:
         if pool.host_bytes:
             room = f"{gib(pool.host_bytes)} of {gib(pool.offload_bytes)} GiB"

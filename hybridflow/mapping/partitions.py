@@ -26,19 +26,20 @@ class Restrictions:
     """The number of devices of named pools."""
 
     granularity: int = 1
-    """The devices of other pools are a multiple of this: the size of a node, for whole nodes."""
+    """The devices of other pools are all devices, or a multiple of this: the size of a node, for whole nodes."""
 
     def pool_name(self, pool: Sequence[str]) -> str | None:
         """The name of a pool of an allowed partition."""
         return next((self.pool_of[role] for role in pool if role in self.pool_of), None)
 
-    def sizes(self, pool: Sequence[str], num_devices: int) -> range:
+    def sizes(self, pool: Sequence[str], num_devices: int) -> Sequence[int]:
         """The numbers of devices that the pool can have."""
         name = self.pool_name(pool)
         if name is not None and name in self.pool_devices:
             fixed = self.pool_devices[name]
             return range(fixed, fixed + 1) if 1 <= fixed <= num_devices else range(0)
-        return range(self.granularity, num_devices + 1, self.granularity)
+        multiples = range(self.granularity, num_devices + 1, self.granularity)
+        return multiples if num_devices % self.granularity == 0 else (*multiples, num_devices)
 
 
 def partitions(roles: Sequence[str], joint: Sequence[Sequence[str]], restrictions: Restrictions) -> Iterator[Partition]:

@@ -4,17 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from hybridflow.config.derived import divisors
 from hybridflow.config.placement import PlacementKind
 from hybridflow.mapping.costs import Layouts, StepCosts, memory_limit
+from hybridflow.mapping.devices import Cluster
 from hybridflow.mapping.memory.phases import Phase, RoleMemory, colocated_phases
 from hybridflow.mapping.operations import OperationKind
 from hybridflow.mapping.partitions import Restrictions
 from hybridflow.mapping.request import Request
+from hybridflow.mapping.schedule import schedule
 from hybridflow.mapping.search import Plan, Problem, search
 from hybridflow.mapping.timing.seconds import Seconds
 
-_BY_NODE_ABOVE = 128
-"""Above this number of devices, pools are allocated in whole nodes."""
+_MOST_SIZES = 144
+"""A pool can have about this many numbers of devices; on more devices, all are multiples of the same number."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,7 @@ def answer(request: Request, *, num_plans: int = 5) -> Answer:
     restrictions = Restrictions(pool_of=request.pinned, pool_devices=request.pool_devices)
     if request.placement not in (PlacementKind.auto, PlacementKind.given):
         restrictions = Restrictions(kind=request.placement)
-    if cluster.num_devices > _BY_NODE_ABOVE:
-        restrictions = replace(restrictions, granularity=cluster.devices_per_node)
+    restrictions = replace(restrictions, granularity=granularity(cluster))
     outside: dict[str, list[float]] = {}
     for operation in request.operations:
         if operation.role not in roles:
@@ -105,11 +107,38 @@ def answer(request: Request, *, num_plans: int = 5) -> Answer:
         ),
         num_plans=num_plans,
     )
+    plans = [_timed(request, plan) for plan in found.plans]
+    kinds = {kind: [_timed(request, plan), *(each for each in plans if kind in each.plan.kinds)]
+             for kind, plan in found.best_of_kind.items()}  # fmt: skip
     return Answer(
         request=request,
-        plans=tuple(PlannedStep(request, plan) for plan in found.plans),
-        best_of_kind={kind.name: PlannedStep(request, plan) for kind, plan in found.best_of_kind.items()},
+        plans=tuple(sorted(plans, key=_order)),
+        best_of_kind={kind.name: min(own, key=_order) for kind, own in kinds.items()},
     )
+
+
+def _order(step: PlannedStep) -> tuple[float, int]:
+    return step.seconds, step.plan.idle_devices
+
+
+def _timed(request: Request, plan: Plan) -> PlannedStep:
+    """The plan with the seconds of its layouts: the search only has the least seconds of a transfer between pools."""
+    step = PlannedStep(request, plan)
+    pool_of = {role: number for number, pool in enumerate(plan.pools) for role in pool.roles}
+    rollout = request.rollout
+    if rollout is None or rollout.actor is None or pool_of[rollout.role] == pool_of[rollout.actor]:
+        return step
+    seconds = [each.total for each in step.operation_seconds()]
+    return PlannedStep(request, replace(plan, schedule=schedule(request.operations, seconds, pool_of)))
+
+
+def granularity(cluster: Cluster) -> int:
+    """The number of devices of which the sizes of pools are multiples: the smallest divisor of a node's devices, or
+    number of whole nodes, that leaves at most `_MOST_SIZES` sizes."""
+    node, least = cluster.devices_per_node, -(-cluster.num_devices // _MOST_SIZES)
+    if least > node:
+        return -(-least // node) * node
+    return next(size for size in divisors(node) if size >= least)
 
 
 def as_layouts(choice: object) -> Layouts:

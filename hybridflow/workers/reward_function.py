@@ -9,7 +9,7 @@ from hybridflow.batch import Batch
 from hybridflow.batch.wire import Meta
 from hybridflow.config.model import Model
 from hybridflow.config.reward import Reward
-from hybridflow.controller.protocols import DATA_PARALLEL
+from hybridflow.controller.protocols import DATA_PARALLEL, answering_ranks
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import tokenizer_directory
@@ -22,8 +22,10 @@ class RewardFunctionWorker(Worker):
 
     def __init__(self, context: WorkerContext, *, reward: Reward, model: Model) -> None:
         super().__init__(context)
+        self._answers = context.rank in answering_ranks(DATA_PARALLEL, context.mesh)
         self._scorer = RewardScorer(reward)
-        self._scorer.start()
+        if self._answers:
+            self._scorer.start()
         self._tokenizer = load_tokenizer(tokenizer_directory(model), pad_token=model.pad_token)
 
     def close(self) -> None:
@@ -35,8 +37,11 @@ class RewardFunctionWorker(Worker):
         """`scores` [B], and a column `rewards/<function>` [B] for each function (NaN where it gave no score).
 
         `components` [B, F] stacks these columns in the order of the functions. `filter_scores` [B] are there if a
-        function's dialect has them (see `RewardScorer`). Further metrics of the functions are in `meta`.
+        function's dialect has them (see `RewardScorer`). Further metrics of the functions are in `meta`. Of ranks with
+        the same rows, only the one that answers calls the functions.
         """
+        if not self._answers:
+            return Batch.of(rows={"scores": torch.zeros(len(batch))})
         completions = decode_responses(self._tokenizer, batch.tokens("response_ids"))
         columns = {name: values for name, values in batch.objects.items() if name != "prompt"}
         with self.context.interruptible():

@@ -120,10 +120,12 @@ class RunPlan:
         return [role.name for role in self.roles if role.is_trained]
 
 
-def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
+def plan_run(
+    composed: Composed, faults: Faults = STRICT, *, device: str | None = None, has_layouts: bool = True
+) -> RunPlan:
     """The plan of a composed run. Starts nothing, reads no data and no model.
 
-    `device` is `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` errors that leave a
+    Without layouts, those that the run leaves to hybridflow are still to be chosen: see `automatic.py`. `device` is `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` errors that leave a
     plan with a gap, such as a loss that cannot be called; raises `HybridflowError` if there is no plan, as for a
     dataflow that does not exist.
     """
@@ -137,7 +139,7 @@ def plan_run(composed: Composed, faults: Faults = STRICT, *, device: str | None 
     config = composed.config
     functions = named_functions(config, dataflow, faults)
     wants = wants_old_logprobs(config, functions)
-    roles = tuple(plan_roles(config, dataflow, settings))
+    roles = tuple(plan_roles(config, dataflow, settings, has_layouts=has_layouts))
     return RunPlan(
         composed=with_old_logprobs_explained(composed, dataflow, wants=wants),
         device=device,

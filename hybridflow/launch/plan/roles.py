@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from hybridflow.config.algorithm import KL
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import (
+    divisors,
     is_evaluated,
     is_rewarded,
     minibatch_prompts,
@@ -130,10 +131,13 @@ class RoleSpec:
         return isinstance(self.arguments, RolloutRole)
 
 
-def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -> list[RoleSpec]:
+def plan_roles(
+    config: Experiment, dataflow: type[Dataflow], settings: object, *, has_layouts: bool = True
+) -> list[RoleSpec]:
     """The roles of a dataflow with these settings. The rollout is part of the actor, unless it has its own pool.
 
-    Raises `ConfigError` for a missing role or setting.
+    Without layouts, which are then still to be chosen, the actor has no generation mesh. Raises `ConfigError` for a
+    missing role or setting.
     """
     needs = {n: need for n, need in role_needs(dataflow).items() if is_wanted(config, dataflow, settings, n, need)}
     has_policy = any(need.kind is Policy for need in needs.values())
@@ -149,7 +153,8 @@ def plan_roles(config: Experiment, dataflow: type[Dataflow], settings: object) -
                 elif name in config.roles:
                     specs.append(_further_role(config, name, need, dataflow))
                 else:
-                    specs.append(_own_role(config, name, need, dataflow, with_rollout=ROLLOUT in needs))
+                    own = _own_role(config, name, need, dataflow, with_rollout=ROLLOUT in needs)
+                    specs.append(_with_generation(config, own) if has_layouts else own)
     return specs
 
 
@@ -222,23 +227,32 @@ def _own_role(
     if need.kind is TrainableRewardModel:
         return RoleSpec(name, TrainedRewardModelRole(setup, config.algorithm), pool, mesh)
     rollout = _rollout_setup(config) if with_rollout else None
-    generation = None
-    if rollout and rollout.is_colocated:
-        generation = generation_mesh(
-            mesh,
-            copies=TRAINING_ENGINES[setup.training.engine].copies(mesh.sizes, setup.training.parallelism.replicas),
-            tensor=config.rollout.parallelism.tensor,
-            pipeline=config.rollout.parallelism.pipeline,
+    return RoleSpec(name, ActorRole(setup, config.algorithm, rollout), pool, mesh)
+
+
+def _with_generation(config: Experiment, role: RoleSpec) -> RoleSpec:
+    """The role with its mesh for generation, if the rollout runs in its workers."""
+    arguments, sizes = role.arguments, config.rollout.parallelism
+    if not (isinstance(arguments, ActorRole) and arguments.rollout is not None and arguments.rollout.is_colocated):
+        return role
+    training = arguments.setup.training
+    return replace(
+        role,
+        generation_mesh=generation_mesh(
+            role.mesh,
+            copies=TRAINING_ENGINES[training.engine].copies(role.mesh.sizes, training.parallelism.replicas),
+            tensor=sizes.tensor,
+            pipeline=sizes.pipeline,
             devices_per_node=config.trainer.devices,
-        )
-    return RoleSpec(name, ActorRole(setup, config.algorithm, rollout), pool, mesh, generation)
+        ),
+    )
 
 
 def _rollout_role(config: Experiment, name: str, *, reads_weights: bool) -> RoleSpec:
     """A rollout in its own pool, or without an actor: its replicas divide the prompts."""
     sizes, pool = config.rollout.parallelism, pool_of(config, name)
     replicas = pool_sizes(config)[pool] // (sizes.pipeline * sizes.tensor)
-    mesh = ParallelMesh({"data": replicas, "pipeline": sizes.pipeline, "tensor": sizes.tensor})
+    mesh = ParallelMesh({"data": max(replicas, 1), "pipeline": sizes.pipeline, "tensor": sizes.tensor})
     setup = replace(_rollout_setup(config), is_colocated=False, reads_weights=reads_weights)
     return RoleSpec(name, RolloutRole(setup), pool, mesh, mesh)
 
@@ -280,10 +294,16 @@ def _reward(config: Experiment, name: str, reward: Reward) -> RoleSpec:
     """Functions alone run in workers without an engine; a reward model takes the functions with it."""
     reward, pool = with_run(reward, max_response_tokens=config.data.max_response_tokens), pool_of(config, name)
     if reward.model.path is None:
-        mesh = ParallelMesh({"data": pool_sizes(config)[pool]})
+        mesh = _function_mesh(pool_sizes(config)[pool], config.data.batch_size)
         return RoleSpec(name, RewardFunctionRole(reward, policy_model(config)), pool, mesh)
     training = training_of(config, name)
     return RoleSpec(name, RewardModelRole(reward, policy_model(config), training), pool, _mesh(config, name, training))
+
+
+def _function_mesh(devices: int, prompts: int) -> ParallelMesh:
+    """All devices of a pool; those that a small batch does not reach have the rows of another one."""
+    data = max(size for size in divisors(max(devices, 1)) if size <= prompts)
+    return ParallelMesh({"data": data, "tensor": max(devices, 1) // data})
 
 
 def _reference(config: Experiment, name: str, model: Model, dataflow: type[Dataflow]) -> RoleSpec:

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from hybridflow.config.checks import placement_errors
-from hybridflow.config.derived import divisors, is_of_cpus, pool_of, pool_sizes, training_mesh, training_of
+from hybridflow.config.derived import divisors, is_of_cpus, is_planned, pool_of, pool_sizes, training_mesh, training_of
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
+from hybridflow.config.placement import PlacementKind
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import Training, TrainingEngine
 from hybridflow.engines.traits import ROLLOUT_ENGINES, TRAINING_ENGINES, rollout_traits, traits_of
@@ -21,7 +22,8 @@ _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replic
 def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
     """Layouts that the engine or the devices do not allow, in every section except `critic`.
 
-    Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`.
+    Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`. Layouts, and devices of pools,
+    that are left to hybridflow are checked when they are chosen: see `given_sizes.py`.
     """
     if misplaced := [*placement_errors(config)]:  # a layout belongs to a pool
         yield from misplaced
@@ -42,8 +44,7 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
     """Settings of a role that its engine, or the devices of its pool, cannot satisfy."""
     training, own = training_of(config, role), config.roles.get(role)
     section = f"roles.{role}" if own else layout_section(config, role)
-    errors = [*_single_device_errors(config, role, section, training)]
-    for error in errors or (*engine_errors(section, training), *_device_errors(config, role, section, training)):
+    for error in _layout_errors(config, role, section, training):
         if section == "actor" and pool_of(config, role) != pool_of(config, "actor"):
             yield ConfigError(
                 f"The critic takes the actor's layout: {error.message}",
@@ -59,6 +60,16 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
             " trains no adapters.",
             remedy=f"Use {section}.engine={able}.",
         )
+
+
+def _layout_errors(config: Experiment, role: str, section: str, training: Training) -> list[ConfigError]:
+    """Sizes of a role that its engine or the devices of its pool do not allow, unless hybridflow chooses these."""
+    if is_planned(config, section) or (role == "critic" and is_planned(config, role)):
+        return []
+    if config.placement.kind is not PlacementKind.given:
+        return [*engine_errors(section, training)]
+    too_few = [*_single_device_errors(config, role, section, training)]
+    return too_few or [*engine_errors(section, training), *_device_errors(config, role, section, training)]
 
 
 def layout_section(config: Experiment, section: str) -> str:
@@ -140,6 +151,8 @@ def _rollout_errors(config: Experiment) -> Iterator[ConfigError]:
                 f"rollout.parallelism.{axis}={size}, but rollout.engine={engine} has no such parallelism.",
                 remedy=f"Use rollout.engine={able}, or leave the size out.",
             )
+    if is_planned(config, "rollout") or config.placement.kind is not PlacementKind.given:
+        return
     product = math.prod(sizes.values())
     given = " ".join(f"rollout.parallelism.{axis}={size}" for axis, size in sizes.items() if size > 1)
     if devices % product:

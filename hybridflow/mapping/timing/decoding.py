@@ -9,6 +9,9 @@ import numpy as np
 _GROUPS = 256
 """At most this many groups of rows are followed at a time; the rows of a group have the same length."""
 
+_MOST_QUEUED = 64 * _GROUPS
+"""At most this many groups are followed through a queue; while there are more, an engine is in a steady state."""
+
 _STRIDE = 0.6180339887498949
 """Rows arrive in an order without pattern: row i has the quantile at the fractional part of i times this."""
 
@@ -40,8 +43,14 @@ def decoding_runs(lengths: tuple[float, ...], rows: float, limit: float) -> Deco
         return _without_queue(np.sort(_sampled(lengths, groups)), rows / groups)
     concurrent = min(int(limit), _GROUPS)
     weight = limit / concurrent
-    count = max(concurrent, round(rows / weight))
-    return _with_queue(_in_arrival_order(lengths, count), concurrent, weight)
+    count = max(concurrent, round(min(rows / weight, _MOST_QUEUED)))
+    runs = _with_queue(_in_arrival_order(lengths, count), concurrent, weight)
+    if rows / weight <= _MOST_QUEUED:
+        return runs
+    steps = (rows - count * weight) * sum(lengths) / len(lengths) / limit
+    more = steps, limit, limit * length_in_flight(lengths)
+    columns = zip((runs.steps, runs.sequences, runs.generated), more, strict=True)
+    return DecodingRuns(*(np.append(column, number) for column, number in columns))
 
 
 @lru_cache(maxsize=1024)

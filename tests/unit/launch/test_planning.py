@@ -1,6 +1,8 @@
 """The devices on which a run is planned, and how many of them each of its roles can use."""
 
+import json
 import logging
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +11,10 @@ import torch
 import yaml
 
 from hybridflow.errors import ConfigError
+from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.planning import plan_on, request_on, run_file
+from hybridflow.launch.prepare import checked_plan
 from hybridflow.mapping.clusters import cluster_of
 from hybridflow.mapping.costs import StepCosts
 
@@ -107,3 +111,73 @@ def test_pools_with_more_devices_than_there_are_to_plan_on_are_an_error():
     composed = compose_run([*MODEL, *pools], config_name="ppo")
     with pytest.raises(ConfigError, match="The pools of this run have 16 devices, but --on has 8"):
         request_on(composed, cluster_of("8xH100"))
+
+
+def test_sizes_that_do_not_divide_all_devices_are_planned_on_some_of_them():
+    words = [*MODEL, "rollout.parallelism.tensor=2", "data.batch_size=64"]
+    _, found = plan_on(compose_run(words, config_name="ppo"), "3xH100")
+    assert vars(found.plans[0].layouts["rollout"])["tensor"] == 2
+
+
+def test_a_run_that_is_planned_keeps_sizes_for_which_all_its_devices_are_too_many():
+    words = ["placement=auto", "trainer.devices=3", "actor.parallelism.tensor=2", "actor.engine=fsdp"]
+    composed, has_layout = checked_composition(words, config_name="ppo")
+    plan = checked_plan(composed, device="cpu")
+    assert has_layout
+    assert plan.config.actor.parallelism.tensor == 2
+    assert plan.pools[next(role.pool for role in plan.roles if role.name == "actor")] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["actor.parallelism.tensor=1000000000000"], "1,000,000,000,000 devices are more than the 8 devices"),
+        (["rollout.parallelism.tensor=16"], "16 devices are more than the 8 devices that the run has"),
+        (
+            ["placement.pools={a: {devices: 6}, b: {devices: 2}}", "rollout.parallelism.tensor=4", "trainer.devices=8"],
+            "rollout.parallelism.tensor=4: 4 does not divide the 6 devices that pool 'a' has",
+        ),
+    ],
+)
+def test_sizes_that_the_devices_do_not_have_are_an_error_before_the_search(words, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        plan_on(compose_run([*MODEL, *words], config_name="ppo"), "8xH100")
+    assert "Use sizes whose product is" in caught.value.remedy
+
+
+def test_a_tensor_parallel_size_that_spans_nodes_is_planned_if_it_is_given():
+    words = [*MODEL, "model.path=70B", "actor.parallelism.tensor=16", "actor.engine=fsdp", "data.batch_size=64"]
+    _, found = plan_on(compose_run(words, config_name="grpo"), "4x8xH100")
+    assert vars(found.plans[0].layouts["actor"])["tensor"] == 16
+
+
+def test_a_run_file_of_pools_that_leave_devices_idle_asks_for_the_devices_of_the_pools():
+    pools = ["placement.pools={a: {devices: 2}, b: {devices: 2}}", "placement.roles={critic: b}", "trainer.devices=4"]
+    plan, found = plan_on(compose_run([*MODEL, *pools], config_name="ppo"), "8xH100")
+    saved = yaml.safe_load(run_file(plan, found.plans[0]))
+    assert (saved["trainer.devices"], saved.get("trainer.nodes", 1)) == (4, 1)
+    words = [f"{key}={json.dumps(value)}" for key, value in saved.items() if key != "command"]
+    checked_composition([*words, "model.path=builtin:calculator"], config_name="ppo")
+
+
+@pytest.mark.parametrize(("devices", "batch"), [("131072x8xH100", 1024), ("8xH100", 10**12), ("1048576xcpu", 64)])
+def test_absurd_numbers_are_answered_at_once(devices, batch):
+    start = time.perf_counter()
+    _, found = plan_on(compose_run([*MODEL, f"data.batch_size={batch}"], config_name="ppo"), devices)
+    assert found.plans
+    assert time.perf_counter() - start < 15  # a few seconds here; minutes, or all memory, without limits
+
+
+def test_more_than_a_trillion_of_anything_is_a_mistake():
+    with pytest.raises(ConfigError, match="data.batch_size=1,000,000,000,000,000 is too large"):
+        compose_run(["data.batch_size=1000000000000000"], config_name="ppo")
+
+
+def test_pools_of_reward_functions_may_be_larger_than_a_batch():
+    pools = "placement.pools={training: {devices: 1}, cpus: {devices: 4, device: cpu}}"
+    words = [pools, "placement.roles={reward: cpus}", "data.batch_size=2"]
+    composed, _ = checked_composition(words, config_name="grpo")
+    plan = checked_plan(composed, device="cpu")
+    (mesh,) = (role.mesh for role in plan.roles if role.name == "reward")
+    assert mesh.sizes == {"data": 2, "tensor": 2}
+    assert plan_on(compose_run([*MODEL, *words], config_name="grpo"), "1xH200")[1].plans

@@ -91,3 +91,18 @@ def test_batches_in_flight_hide_the_tail_until_the_longest_response_takes_all_of
 def test_the_mean_length_in_flight_weighs_long_responses_by_their_steps():
     assert length_in_flight((100.0,)) == 50
     assert length_in_flight((1.0, 99.0)) == pytest.approx((1 + 99**2) / 200)
+
+
+def test_a_long_queue_is_a_steady_state_between_its_beginning_and_its_end():
+    lengths = Lengths.spread(500, 4000).quantiles
+    mean = sum(lengths) / len(lengths)
+    for rows, limit in ((1e5, 1.0), (1e6, 64.0), (1e12, 256.0)):
+        runs = decoding_runs(lengths, rows, limit)
+        assert len(runs.steps) < 20_000
+        assert runs.steps @ runs.sequences == pytest.approx(rows * mean, rel=0.01)
+    short, long = (decoding_runs(lengths, rows, 64.0) for rows in (1e6, 2e6))
+    assert (long.steps.sum() - short.steps.sum()) * 64 == pytest.approx(1e6 * mean)
+    most = [decoding_runs(lengths, rows, 256.0) for rows in (16384.0, 16400.0)]  # before and after the limit
+    for name in ("steps", "generated"):
+        before, after = (float(runs.steps @ vars(runs)[name]) if name != "steps" else runs.steps.sum() for runs in most)
+        assert after == pytest.approx(before, rel=0.005)

@@ -17,8 +17,10 @@ from hybridflow.mapping.explanation import as_json, explain, step_facts
 from hybridflow.mapping.explanation_text import CAUSES, WIDTH, text_of
 from hybridflow.mapping.figure import svg_of
 from hybridflow.mapping.layouts import ModelUse
+from hybridflow.mapping.memory.phases import GIB
+from hybridflow.mapping.memory.rollout import GENERATING
 from hybridflow.mapping.operations import Operation, OperationKind
-from hybridflow.mapping.planner import answer
+from hybridflow.mapping.planner import answer, granularity
 from hybridflow.mapping.request import PlannedModel, PlannedRollout, Request
 from hybridflow.mapping.timing.generation import cache_bytes_per_token
 from hybridflow.mapping.workload import Lengths, Workload
@@ -352,3 +354,39 @@ def test_a_cpu_offloads_nothing():
     plain, offloading = (answer(each, num_plans=1).plans for each in (request, replace(request, models=models)))
     assert [each.seconds for each in offloading] == [each.seconds for each in plain]
     assert all(each.memory(role).host_bytes == 0 for each in (*plain, *offloading) for role in request.roles)
+
+
+@pytest.mark.parametrize(
+    ("devices", "size"),
+    [
+        ("128xH100", 1), ("2x72xGB200", 1), ("26x5xH100", 1), ("32x8xH100", 2), ("128x8xH100", 8), ("131072x8xH100", 7288)
+    ],
+)  # fmt: skip
+def test_pools_of_many_devices_have_multiples_of_a_number_of_devices(devices, size):
+    cluster = cluster_of(devices)
+    assert granularity(cluster) == size
+    assert cluster.num_devices / size <= 144
+
+
+@pytest.mark.parametrize("cluster", ["16xH100", "2x4xH100"])
+def test_a_transfer_between_pools_takes_the_seconds_of_its_own_devices(cluster):
+    request = ppo("1B", cluster)
+    found = answer(replace(request, placement=PlacementKind.standalone), num_plans=20)
+    for step in found.plans:
+        each = [part.total for part in step.operation_seconds()]
+        times = step.plan.schedule
+        assert [end - start for start, end in zip(times.starts, times.ends, strict=True)] == pytest.approx(each)
+        publish = next(at for at, op in enumerate(request.operations) if op.kind is OperationKind.publish)
+        option = next(own for pool in step.plan.pools for unit, own in pool.options.items() if unit == ("rollout",))
+        assert option.seconds[-1] <= each[publish] * (1 + 1e-9), "the search has a lower bound"
+    assert [step.seconds for step in found.plans] == sorted(step.seconds for step in found.plans)
+
+
+def test_a_plan_with_hardly_any_free_memory_says_so(found):
+    facts = step_facts(found.plans[0])
+    phase = facts.pools[0].memory[-1]
+    assert phase.name != GENERATING
+    tight = replace(phase, total_bytes=80 * GIB, free_bytes=0.4 * GIB)
+    roomy = replace(phase, total_bytes=70 * GIB, free_bytes=10 * GIB)
+    pools = [replace(facts.pools[0], memory=[roomy, tight, replace(tight, name=GENERATING)])]
+    assert replace(facts, pools=pools).tight_phases == [tight]

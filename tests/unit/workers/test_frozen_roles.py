@@ -11,6 +11,7 @@ from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Training
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.models.tokenizers import load_tokenizer
+from hybridflow.parallel import ParallelMesh
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_function import RewardFunctionWorker
 from tests.toys import sequences
@@ -70,3 +71,20 @@ def test_functions_receive_prompts_texts_without_special_tokens_and_the_datas_co
     prompts, texts, answers, lengths, _ = json.loads((tmp_path / "seen.json").read_text())
     assert (prompts, texts, answers) == (["prompt 0", "prompt 1"], ["42", "8"], ["42", "7"])
     assert lengths == [3, 2]
+
+
+def test_of_ranks_with_the_same_rows_one_calls_the_functions(toy_dir, tmp_path):
+    calls = tmp_path / "calls"
+    (tmp_path / "counted.py").write_text(
+        "def counted(prompts, completions, **columns):\n"
+        f"    open({str(calls)!r}, 'a').write('x')\n"
+        "    return [1.0 for _ in completions]\n"
+    )
+    reward = Reward(functions=[f"{tmp_path}/counted.py:counted"])
+    for rank in range(2):
+        context = WorkerContext("reward", rank, ParallelMesh({"data": 1, "tensor": 2}))
+        worker = RewardFunctionWorker(context, reward=reward, model=Model(path=str(toy_dir())))
+        scored = worker.score(answered(toy_dir(), ["42"]))
+        worker.close()
+        assert scored.row("scores").tolist() == [1.0 - rank]
+    assert calls.read_text() == "x"

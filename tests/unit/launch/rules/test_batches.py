@@ -58,7 +58,6 @@ REFUSED = [
         {**GRPO, **TENSOR, "data.batch_size": 2},
         [
             "data.batch_size=2 prompts cannot be divided over the 4 rollout replicas",
-            "data.batch_size=2 prompts cannot be divided over the 4 ranks of 'reward'",
         ],
         "Use 4 or more, or a larger rollout.parallelism.tensor",
     ),

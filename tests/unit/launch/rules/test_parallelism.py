@@ -3,7 +3,7 @@
 import pytest
 
 from hybridflow.config.loop import BackendKind
-from hybridflow.config.placement import Pool
+from hybridflow.config.placement import ParallelismKind, PlacementKind, Pool
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.ppo import PPO
@@ -102,3 +102,23 @@ def test_a_layout_that_the_critic_takes_from_the_actor_is_told_once(settings, me
 @pytest.mark.parametrize("settings", FINE, ids=[", ".join(settings) for settings in FINE])
 def test_a_layout_that_can_be_passes(settings):
     STRICT.check([parallelism_problems], experiment(settings))
+
+
+PLANNED = [
+    {"placement.kind": PlacementKind.auto, "trainer.devices": 3, "rollout.parallelism.tensor": 2, **VLLM},
+    {"placement.kind": PlacementKind.auto, "trainer.devices": 4, "actor.parallelism.pipeline": 2},
+    {"placement.kind": PlacementKind.split, "trainer.devices": 4, "critic.engine": TrainingEngine.single},
+    {"trainer.devices": 3, "actor.parallelism.kind": ParallelismKind.auto, "actor.parallelism.tensor": 2},
+    {"trainer.devices": 0, "actor.parallelism.tensor": 2},
+]
+
+
+@pytest.mark.parametrize("settings", PLANNED, ids=[", ".join(settings) for settings in PLANNED])
+def test_a_layout_that_hybridflow_is_to_choose_is_not_refused_before(settings):
+    STRICT.check([parallelism_problems], experiment(settings))
+    STRICT.check([critic_layout_problems], experiment(settings), PPO)
+    decided = {"placement.kind": PlacementKind.given, "actor.parallelism.kind": ParallelismKind.given}
+    found, devices = Faults(collects=True), {"trainer.devices": settings["trainer.devices"] or 3}
+    found.check([parallelism_problems], experiment(settings | decided | devices))
+    found.check([critic_layout_problems], experiment(settings | decided | devices), PPO)
+    assert found.found, "the same layout is an error where nothing is planned"

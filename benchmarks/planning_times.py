@@ -72,7 +72,7 @@ def step_seconds(step: Step, device: str, efficiency: Efficiency | None) -> floa
     training = update_seconds(step.use, step.training, step.workload, cluster).total
     training += step.forwards * forward_seconds(step.use, step.training, step.workload, cluster).total
     training += publish_seconds(step.use, step.training, step.rollout, cluster, Transition.per_tensor).total
-    training += batch_seconds(step.workload.tokens, step.rollout.num_devices, step.training.num_devices, cluster)
+    training += batch_seconds(step.workload.tokens, step.training.data, cluster)
     return generating + training if step.rollout.is_colocated else max(generating, training)
 
 

@@ -65,7 +65,7 @@ class Survival:
         self._ledger = ledger
         self._most = trainer.max_faults
         self._respawns = respawns
-        self._fraction = trainer.snapshot_fraction if self._most and (respawns or _rolls_back(trainer.faults)) else 0.0
+        self._fraction = fraction_of_copies(trainer, respawns=respawns)
         self._next_snapshot = 0.0
         self._recent: deque[float] = deque()
         self._at_step: Counter[tuple[int, str]] = Counter()
@@ -212,6 +212,11 @@ class Survival:
             logger.warning("file=%s cannot be written: %s", self._ledger, error)
         self._faults.clear()
         self._times.clear()
+
+
+def fraction_of_copies(trainer: Trainer, *, respawns: bool) -> float:
+    """The largest fraction of the time for copies of the trained state; 0 if no fault can need them."""
+    return trainer.snapshot_fraction if trainer.max_faults and (respawns or _rolls_back(trainer.faults)) else 0.0
 
 
 def kind_of(error: Exception) -> Kind:

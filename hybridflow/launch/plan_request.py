@@ -172,7 +172,7 @@ def _model(plan: RunPlan, role: RoleSpec) -> PlannedModel:
         is_trained=role.is_trained,
         has_language_head=isinstance(role.arguments, ActorRole | ReferenceRole),
         lora_rank=training.lora.rank,
-        copies_state=role.is_trained and plan.device == "cpu" and plan.copies_state,
+        copies_state=role.is_trained and plan.copies_state,
     )
     parallelism = plan.config.critic.parallelism if section == CRITIC else training.parallelism
     sizes = {name: vars(parallelism)[name] for name in SIZES}

@@ -80,7 +80,7 @@ def fitting(request: Request, least: PlannedStep | None) -> list[Changed]:
     """The single changes with which a request that does not fit needs fewer devices than `least`, fewest first."""
     most = least.request.cluster.num_devices - 1 if least is not None else MOST_DEVICES
     found = []
-    for change in [*_freed(request), *_adapters(request), *_larger_devices(request)]:
+    for change in [*_freed(request), *_adapters(request), *_without_copies(request), *_larger_devices(request)]:
         if (step := _least(change.request, most)) is not None:
             found.append(Changed(change.words, step))
     return sorted(found, key=lambda each: (each.step.request.cluster.num_devices, each.step.seconds))
@@ -166,6 +166,14 @@ def _adapters(request: Request) -> Iterator[Change]:
     if roles:
         words = f"LoRA of rank {LORA_RANK} for {' and '.join(roles)} instead of training all weights"
         yield Change(words, replace(request, models=tuple(models)))
+
+
+def _without_copies(request: Request) -> Iterator[Change]:
+    """No copies of the trained state in memory."""
+    if any(model.use.copies_state for model in request.models):
+        models = tuple(replace(each, use=replace(each.use, copies_state=False)) for each in request.models)
+        words = "trainer.snapshot_fraction=0 (after a fault, the run continues from a checkpoint instead of a copy)"
+        yield Change(words, replace(request, models=models))
 
 
 def _larger_devices(request: Request) -> Iterator[Change]:

@@ -7,7 +7,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.mapping.device_files import find_device
 from hybridflow.mapping.devices import Cluster
 
-MOST_DEVICES = 1 << 20
+MOST_DEVICES = 1 << 17
 _WORD = re.compile(r"(?:(?P<nodes>\d+)\s*x\s*)?(?:(?P<devices>\d+)\s*x\s*)?(?P<kind>[^\s].*)", re.IGNORECASE)
 _FORMS = "Write COUNTxDEVICE (8xH100), NODESxCOUNTxDEVICE (16x8xA100-80), or a device alone (cpu)."
 

@@ -24,7 +24,7 @@ from hybridflow.mapping.tables import MemoryLimit, undominated
 from hybridflow.mapping.timing.calls import call_seconds
 from hybridflow.mapping.timing.generation import cache_bytes_per_token
 from hybridflow.mapping.timing.seconds import Seconds
-from hybridflow.mapping.timing.transfers import Transition, publish_seconds
+from hybridflow.mapping.timing.transfers import Transition, batch_seconds, publish_seconds
 from hybridflow.mapping.workload import Workload
 
 _SHARES = (0.25, 0.4, 0.6, 0.8, 0.9)
@@ -94,10 +94,14 @@ class StepCosts:
         rollout = self._rollout
         if isinstance(layout, TrainingLayout):
             use, own = self._models[operation.role].use, self._as_run(operation.role, layout)
-            return call_seconds(operation.kind, use, own, workload, self._cluster_of(operation.role))
+            cluster = self._cluster_of(operation.role)
+            received = batch_seconds(workload.tokens, layout.data, cluster)
+            return call_seconds(operation.kind, use, own, workload, cluster).with_part("batch", received)
         assert rollout is not None, f"{operation.role} has a rollout's layout"
         if operation.kind is OperationKind.generate:
-            return call_seconds(operation.kind, rollout.use, layout, workload, self._cluster_of(rollout.role))
+            cluster = self._cluster_of(rollout.role)
+            received = batch_seconds(workload.rows * workload.prompts.mean, layout.replicas, cluster)
+            return call_seconds(operation.kind, rollout.use, layout, workload, cluster).with_part("batch", received)
         training = layouts.get(rollout.actor or "")
         assert isinstance(training, TrainingLayout), f"{operation.name} has no weights to receive"
         return self._publish_seconds(rollout, training, layout)
@@ -182,8 +186,9 @@ class StepCosts:
         return publish_seconds(rollout.use, training, layout, between, transition).scaled(between.crowding)
 
     def _training_memory(self, role: str, layout: TrainingLayout, shares_weights: bool) -> RoleMemory:
-        use, workload = self._models[role].use, self._request.workload
-        return training_memory(role, use, self._as_run(role, layout), workload, shares_weights=shares_weights)
+        use, workload, has_host = self._models[role].use, self._request.workload, self._cluster_of(role).host_bytes > 0
+        layout = self._as_run(role, layout)
+        return training_memory(role, use, layout, workload, shares_weights=shares_weights, has_host=has_host)
 
     def _as_run(self, role: str, layout: TrainingLayout) -> TrainingLayout:
         """A layout without the offloading that has no effect: the memory of a CPU is that of its node."""
@@ -213,8 +218,8 @@ class StepCosts:
             yield _options(own.costs, ({role: layout} for layout in own.layouts.listed()))
 
     def _apart(self, rollout: PlannedRollout, num_devices: int) -> Iterator[Option]:
-        """The rollout in its own pool. The devices of the actor, which sends the weights, are not known yet, so that the
-        seconds of the transfer are the least with any number of them: see `planner.answer`."""
+        """The rollout in its own pool. How many devices the actor has is not known yet, so the seconds of the transfer
+        of weights are the least with any number of them: see `planner.answer`."""
         senders = [
             TrainingLayout(engine=TrainingEngine.fsdp, data=actors) for actors in self._numbers_of_actors(num_devices)
         ]

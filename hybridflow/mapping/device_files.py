@@ -31,6 +31,7 @@ _NUMBERS = {
     "node_gb_per_second": (1e-6, 1e6),
     "network_gb_per_second": (1e-6, 1e6),
     "host_gb_per_second": (1e-6, 1e6),
+    "storage_gb_per_second": (1e-6, 1e6),
     "devices_per_node": (1, 1e6),
     "reserved_mib": (0, 1e9),
     "host_memory_mib": (0, 1e9),
@@ -49,6 +50,9 @@ _BY_ENGINE = {
 """Keys with a number by engine: the engines that they may name, and the range of the numbers."""
 
 _DEFAULTS = {"matrix_efficiency": 0.5, "bandwidth_efficiency": 0.5, "sync_seconds": 60e-6}
+_STORAGE = 2.0
+"""Assumed: a local NVMe disk reads about 7 GB/s, and a node has often about 1 of a shared file system."""
+
 _HOST_SHARE = 2
 """Host memory per device, in multiples of the device's, if a user's file does not have it."""
 
@@ -103,6 +107,7 @@ def write_device(path: Path, cluster: Cluster, *, about: str) -> None:
         "node_gb_per_second": cluster.node_link / 1e9,
         "network_gb_per_second": cluster.network_link / 1e9,
         "host_gb_per_second": cluster.host_link / 1e9,
+        "storage_gb_per_second": cluster.storage_link / 1e9,
         "devices_per_node": cluster.devices_per_node,
         "reserved_mib": device.reserved_bytes / 2**20,
         "matrix_efficiency": efficiency.matrix,
@@ -198,7 +203,7 @@ def _cluster(name: str, entry: Mapping[str, Any], where: str) -> Cluster:
             f"{where} has cores={str(entry['cores'])[:40]} and like={like}, which is not a CPU.",
             remedy=f"Leave one of them out; {_UNITS['cores']}.",
         )
-    entry = {**_DEFAULTS, "cores": 0, **base, **entry}
+    entry = {**_DEFAULTS, "cores": 0, "storage_gb_per_second": _STORAGE, **base, **entry}
     if "host_memory_mib" not in entry and "memory_mib" in entry:
         entry["host_memory_mib"] = _HOST_SHARE * _number("memory_mib", entry["memory_mib"], where)
     if missing := [key for key in _NUMBERS if key not in entry]:
@@ -224,8 +229,19 @@ def _cluster(name: str, entry: Mapping[str, Any], where: str) -> Cluster:
         cores=numbers["cores"],
         **{key: _by_engine(key, entry.get(key, {}), where) for key in _BY_ENGINE},
     )
-    links = (numbers[f"{level}_gb_per_second"] * 1e9 for level in ("node", "network", "host"))
-    return Cluster(device, 1, int(numbers["devices_per_node"]), *links, host_bytes=numbers["host_memory_mib"] * 2**20)
+    node, network, host, storage = (
+        numbers[f"{level}_gb_per_second"] * 1e9 for level in ("node", "network", "host", "storage")
+    )
+    return Cluster(
+        device=device,
+        num_devices=1,
+        devices_per_node=int(numbers["devices_per_node"]),
+        node_link=node,
+        network_link=network,
+        host_link=host,
+        host_bytes=numbers["host_memory_mib"] * 2**20,
+        storage_link=storage,
+    )
 
 
 def _by_engine(key: str, found: object, where: str) -> dict[str, float]:

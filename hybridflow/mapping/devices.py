@@ -84,6 +84,9 @@ class Cluster:
     host_bytes: float
     """Memory of a node per device of the node."""
 
+    storage_link: float = 2e9
+    """Between a node and the storage of models and checkpoints: bytes per second of the whole node."""
+
     @property
     def offload_bytes(self) -> float:
         """Host memory per device for what is offloaded."""

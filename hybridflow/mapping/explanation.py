@@ -3,9 +3,19 @@
 `as_json` is the whole explanation as plain data; `explanation_text.py` writes it for people, `figure.py` draws a step.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from hybridflow.mapping.changes import Changed, Shortage, faster, fitting, least_devices, sharding_problems, shortages
+from hybridflow.mapping.changes import (
+    IN_HOST_MEMORY,
+    Changed,
+    Shortage,
+    faster,
+    fitting,
+    least_devices,
+    sharding_problems,
+    shortages,
+)
 from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
 from hybridflow.mapping.memory.phases import ENGINES, Phase
 from hybridflow.mapping.memory.rollout import GENERATING
@@ -13,6 +23,7 @@ from hybridflow.mapping.planner import Answer, PlannedStep
 from hybridflow.mapping.request import Request
 from hybridflow.mapping.timing.generation import cached_sequences
 from hybridflow.mapping.timing.seconds import Seconds
+from hybridflow.mapping.timing.storage import StorageTimes
 from hybridflow.models.geometry import active_parameter_count, parameter_count
 
 TIGHT = 0.05
@@ -27,6 +38,9 @@ CONTENTS = {
     "buffers": ("",),
 }
 """The kinds of contents of a device's memory, by the beginnings of the parts' names; the last takes all others."""
+
+HOST_CONTENTS = {name: CONTENTS[name] for name in ("weights", "optimizer")} | {"copies": ("copies of ",)}
+"""Those of host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +112,22 @@ class MemoryPhase:
     @property
     def contents(self) -> dict[str, float]:
         """Bytes of each kind of contents, without what the process itself takes."""
-        sizes = dict.fromkeys(CONTENTS, 0.0)
-        for part, size in self.parts_bytes.items():
-            if part != ENGINES:
-                sizes[next(name for name, starts in CONTENTS.items() if part.startswith(starts))] += size
-        return sizes
+        return _by_kind(self.parts_bytes, HOST_CONTENTS if self.name == IN_HOST_MEMORY else CONTENTS)
 
     @classmethod
     def of(cls, phase: Phase, missing_bytes: float) -> "MemoryPhase":
         """The phase on a device that lacks so many bytes; the largest part first."""
         parts = dict(sorted(phase.parts.items(), key=lambda part: -part[1]))
         return cls(name=phase.name, total_bytes=phase.total, free_bytes=-missing_bytes, parts_bytes=parts)
+
+
+def _by_kind(parts: Mapping[str, float], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
+    """The bytes of each kind of contents, given those of its parts."""
+    sizes = dict.fromkeys(kinds, 0.0)
+    for part, size in parts.items():
+        if part != ENGINES:
+            sizes[next(name for name, starts in kinds.items() if part.startswith(starts))] += size
+    return sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +153,9 @@ class PlannedPool:
     host_bytes: float
     """In the memory of the node, for each device."""
 
+    host_contents: dict[str, float]
+    """Bytes of each kind of contents of this memory."""
+
     offload_bytes: float
     """Host memory per device for what is offloaded."""
 
@@ -147,6 +169,8 @@ class StepFacts:
     idle_devices: int
     pools: list[PlannedPool]
     calls: list[PlannedCall]
+    storage: StorageTimes
+    """A start, and a checkpoint."""
 
     @property
     def tight_phases(self) -> list[MemoryPhase]:
@@ -274,6 +298,7 @@ def step_facts(step: PlannedStep) -> StepFacts:
                 zip(step.operation_seconds(), times.starts, times.ends, strict=True)
             )
         ],
+        storage=step.storage,
     )
 
 
@@ -312,9 +337,7 @@ def _call(step: PlannedStep, position: int, parts: Seconds, start: float, end: f
         end_seconds=end,
         seconds=end - start,
         share=(end - start) / step.seconds if step.seconds else 0.0,
-        parts_seconds={
-            name: own for name, own in sorted(parts.parts.items(), key=lambda part: -part[1]) if own
-        },
+        parts_seconds={name: own for name, own in sorted(parts.parts.items(), key=lambda part: -part[1]) if own},
         is_critical=position in step.plan.schedule.critical,
     )
 
@@ -330,6 +353,9 @@ def _pool(step: PlannedStep, name: str, idle_fraction: float) -> PlannedPool:
         idle_fraction=idle_fraction,
         memory=[MemoryPhase.of(phase, phase.shortage(cluster.device)) for phase in step.phases(name)],
         host_bytes=sum(step.memory(role).host_bytes for role in roles),
+        host_contents=_by_kind(
+            {part: size for role in roles for part, size in step.memory(role).host.items()}, HOST_CONTENTS
+        ),
         offload_bytes=cluster.offload_bytes,
     )
 

@@ -7,10 +7,12 @@ from hybridflow.mapping.changes import IN_HOST_MEMORY, MOST_DEVICES
 from hybridflow.mapping.explanation import Asked, EvaluatedChange, Explanation, MemoryPhase, StepFacts, explain
 from hybridflow.mapping.memory.phases import gib
 from hybridflow.mapping.planner import Answer
+from hybridflow.mapping.timing.storage import StorageTimes
 from hybridflow.observability.formatting import columns, count, counted, percent, short, spoken_duration, table
 from hybridflow.observability.printable import printable
 
 WIDTH = 120
+_WORTH_READING = 1e8
 
 CAUSES = {
     "matrix": "matrix products",
@@ -32,6 +34,7 @@ CAUSES = {
     "requests": "scheduling responses",
     "launches": "kernel launches without CUDA graphs",
     "transfer": "transferring weights",
+    "batch": "receiving the batch",
 }
 """The parts of an operation's seconds, as what the operation is bound by."""
 
@@ -86,6 +89,8 @@ def _fitting(explained: Explanation, step: StepFacts) -> Iterator[str]:
     yield from _calls(step)
     yield ""
     yield from _memory(explained.asked, step)
+    yield ""
+    yield from _storage(step.storage, explained.asked)
     if len(explained.placements) > 1:
         yield ""
         yield from _placements(explained)
@@ -113,13 +118,31 @@ def _memory(asked: Asked, step: StepFacts) -> Iterator[str]:
     yield from table(rows, numbers=(2, 3))
     for phase in step.tight_phases:
         yield (
-            f"Only {gib(phase.free_bytes)} GiB are free while {phase.name}, less than predictions of memory can be wrong"
-            " by: if the run ends out of memory, halve the microbatch_tokens of the role, or set gradient_checkpointing."
+            f"Only {gib(phase.free_bytes)} GiB are free while {phase.name}, and predictions of memory may be wrong by"
+            " more. If the run ends out of memory, lower microbatch_tokens of the role."
         )
     for pool in step.pools:
         if pool.host_bytes:
             room = f"{gib(pool.host_bytes)} of {gib(pool.offload_bytes)} GiB"
-            yield f"Offloaded to host memory, for each device of pool {pool.name}: {room}."
+            contents = ", ".join(f"{name} {gib(size)}" for name, size in pool.host_contents.items() if size)
+            yield f"In host memory, for each device of pool {pool.name}: {room} ({contents})."
+
+
+def _storage(times: StorageTimes, asked: Asked) -> Iterator[str]:
+    """The start and a checkpoint; nothing about a model that is read in an instant."""
+    if times.read_bytes < _WORTH_READING:
+        return
+    node = "each node" if asked.num_devices > asked.devices_per_node else "the node"
+    yield f"Start: {node} reads {_gb(times.read_bytes)} of weights in about {spoken_duration(times.read_seconds)}."
+    if times.checkpoint_bytes:
+        yield (
+            f"Checkpoint: {_gb(times.checkpoint_bytes)}, written in about {spoken_duration(times.write_seconds)} while"
+            f" training continues, after a copy to host memory of about {spoken_duration(times.copy_seconds)}."
+        )
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:,.1f} GB" if size < 1e11 else f"{size / 1e9:,.0f} GB"
 
 
 def _contents(phase: MemoryPhase) -> str:
@@ -183,7 +206,7 @@ def _needed(explained: Explanation) -> Iterator[str]:
         rows.append([name, str(need.num_devices), need.memory.name, *numbers, _contents(need.memory)])
     yield from table(rows, numbers=(1, 3, 4))
     if any(need.memory.name == IN_HOST_MEMORY for need in explained.needed):
-        yield f"Host memory for what is offloaded: {gib(asked.offload_bytes)} GiB per device."
+        yield f"Host memory for what is offloaded or copied: {gib(asked.offload_bytes)} GiB per device."
 
 
 def _changes(explained: Explanation) -> Iterator[str]:

@@ -26,7 +26,10 @@ class Restrictions:
     """The number of devices of named pools."""
 
     granularity: int = 1
-    """The devices of other pools are all devices, or a multiple of this: the size of a node, for whole nodes."""
+    """The devices of other pools are a multiple of this: the size of a node, for whole nodes."""
+
+    also: Sequence[int] = ()
+    """Further numbers of devices that other pools can have."""
 
     def pool_name(self, pool: Sequence[str]) -> str | None:
         """The name of a pool of an allowed partition."""
@@ -39,7 +42,7 @@ class Restrictions:
             fixed = self.pool_devices[name]
             return range(fixed, fixed + 1) if 1 <= fixed <= num_devices else range(0)
         multiples = range(self.granularity, num_devices + 1, self.granularity)
-        return multiples if num_devices % self.granularity == 0 else (*multiples, num_devices)
+        return sorted({*multiples, *self.also})
 
 
 def partitions(roles: Sequence[str], joint: Sequence[Sequence[str]], restrictions: Restrictions) -> Iterator[Partition]:

@@ -15,9 +15,10 @@ from hybridflow.mapping.request import Request
 from hybridflow.mapping.schedule import schedule
 from hybridflow.mapping.search import Plan, Problem, search
 from hybridflow.mapping.timing.seconds import Seconds
+from hybridflow.mapping.timing.storage import StorageTimes, storage_times
 
 _MOST_SIZES = 144
-"""A pool can have about this many numbers of devices; on more devices, all are multiples of the same number."""
+"""On more devices, those of a pool are a multiple of 2 or more."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class PlannedStep:
     def operation_seconds(self) -> list[Seconds]:
         """The seconds of each operation, by cause."""
         return [self._costs.seconds(operation, self.layouts) for operation in self.request.operations]
+
+    @property
+    def storage(self) -> StorageTimes:
+        """The seconds of a start and of a checkpoint. A rollout gets its weights from its actor."""
+        request, rollout = self.request, self.request.rollout
+        models = [(model.use, self.layouts[model.role]) for model in request.models]
+        if rollout is not None and rollout.actor is None:
+            models.append((rollout.use, self.layouts[rollout.role]))
+        return storage_times(models, request.cluster)
 
     def memory(self, role: str) -> RoleMemory:
         """The memory of a role on each of its devices."""
@@ -88,7 +98,8 @@ def answer(request: Request, *, num_plans: int = 5) -> Answer:
     restrictions = Restrictions(pool_of=request.pinned, pool_devices=request.pool_devices)
     if request.placement not in (PlacementKind.auto, PlacementKind.given):
         restrictions = Restrictions(kind=request.placement)
-    restrictions = replace(restrictions, granularity=granularity(cluster))
+    multiple, also = pool_sizes(cluster)
+    restrictions = replace(restrictions, granularity=multiple, also=also)
     outside: dict[str, list[float]] = {}
     for operation in request.operations:
         if operation.role not in roles:
@@ -132,13 +143,16 @@ def _timed(request: Request, plan: Plan) -> PlannedStep:
     return PlannedStep(request, replace(plan, schedule=schedule(request.operations, seconds, pool_of)))
 
 
-def granularity(cluster: Cluster) -> int:
-    """The number of devices of which the sizes of pools are multiples: the smallest divisor of a node's devices, or
-    number of whole nodes, that leaves at most `_MOST_SIZES` sizes."""
+def pool_sizes(cluster: Cluster) -> tuple[int, list[int]]:
+    """Of which number those of a pool's devices are multiples, and further numbers: all devices, and few nodes.
+
+    It is the smallest divisor of a node's devices that leaves at most `_MOST_SIZES` multiples, else 1, 2, 4, ... nodes.
+    """
     node, least = cluster.devices_per_node, -(-cluster.num_devices // _MOST_SIZES)
-    if least > node:
-        return -(-least // node) * node
-    return next(size for size in divisors(node) if size >= least)
+    if least <= node:
+        return next(size for size in divisors(node) if size >= least), [cluster.num_devices]
+    nodes = 1 << (-(-least // node) - 1).bit_length()
+    return nodes * node, [*(node << bit for bit in range(nodes.bit_length() - 1)), cluster.num_devices]
 
 
 def as_layouts(choice: object) -> Layouts:

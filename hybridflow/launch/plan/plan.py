@@ -11,6 +11,7 @@ from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
 from hybridflow.dataflows.evaluate import Generate
 from hybridflow.dataflows.interface import Dataflow
+from hybridflow.elastic.survival import fraction_of_copies
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.errors import STRICT, Faults
 from hybridflow.launch.compose.compose import Composed
@@ -110,9 +111,8 @@ class RunPlan:
 
     @property
     def copies_state(self) -> bool:
-        """Whether copies of the trained state are kept in memory, to survive the loss of processes."""
-        trainer = self.config.trainer
-        return self.backend is BackendKind.ray and trainer.max_faults > 0 and trainer.snapshot_fraction > 0
+        """Whether copies of the trained state are kept in memory, to survive faults."""
+        return fraction_of_copies(self.config.trainer, respawns=self.backend is BackendKind.ray) > 0
 
     @property
     def trained(self) -> list[str]:
@@ -125,9 +125,10 @@ def plan_run(
 ) -> RunPlan:
     """The plan of a composed run. Starts nothing, reads no data and no model.
 
-    Without layouts, those that the run leaves to hybridflow are still to be chosen: see `automatic.py`. `device` is `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` errors that leave a
-    plan with a gap, such as a loss that cannot be called; raises `HybridflowError` if there is no plan, as for a
-    dataflow that does not exist.
+    Without layouts, those that the run leaves to hybridflow are still to be chosen: see `automatic.py`. `device` is
+    `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` errors that leave a plan with a
+    gap, such as a loss that cannot be called; raises `HybridflowError` if there is no plan, as for a dataflow that does
+    not exist.
     """
     dataflow = find_dataflow(composed.config.dataflow)
     settings = make_settings(dataflow, composed.config.dataflow_settings, faults)

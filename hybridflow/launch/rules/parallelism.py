@@ -22,8 +22,8 @@ _AXES = ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence", "replic
 def parallelism_problems(config: Experiment) -> Iterator[ConfigError]:
     """Layouts that the engine or the devices do not allow, in every section except `critic`.
 
-    Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`. Layouts, and devices of pools,
-    that are left to hybridflow are checked when they are chosen: see `given_sizes.py`.
+    Only a dataflow with a critic reads that section: see `layouts.critic_layout_problems`. What is left to hybridflow
+    is checked when it is planned: see `given_sizes.py`.
     """
     if misplaced := [*placement_errors(config)]:  # a layout belongs to a pool
         yield from misplaced

@@ -100,6 +100,11 @@ class System:
     """LoRA adapters in memory, of which one is trained."""
 
 
+def optimizer_bytes(value_bytes: int) -> int:
+    """Bytes per parameter of our engines' AdamW: two moments and, of weights in lower precision, a float32 copy."""
+    return 2 * FLOAT32 + (FLOAT32 if value_bytes < FLOAT32 else 0)
+
+
 _OFFLOADED_BUCKETS_BYTES = 3 * 256 << 20
 """An offloaded optimizer has three buckets on the device: one arriving, one being stepped, one leaving."""
 
@@ -114,7 +119,7 @@ def own_system(use: ModelUse, layout: TrainingLayout) -> System:
     return System(
         weight_bytes=use.value_bytes,
         gradient_bytes=FLOAT32,
-        optimizer_bytes=2 * FLOAT32 + (FLOAT32 if use.value_bytes < FLOAT32 else 0),
+        optimizer_bytes=optimizer_bytes(use.value_bytes),
         kept=unfused(use.value_bytes),
         gathers_layers=traits.shards_over_data and layout.num_devices > layout.replicas,
         logit_bytes=_LOGIT_BYTES,

@@ -28,12 +28,13 @@ def training_memory(
     *,
     system: System | None = None,
     shares_weights: bool = False,
+    has_host: bool = True,
 ) -> RoleMemory:
     """The memory of a role on its fullest device.
 
     With `shares_weights`, its weights are views of a rollout's on the same devices, and count there. `system` is our
     engine of the layout by default. A copy of the state exists twice while it is stored: in the process, and in Ray's
-    object store.
+    object store. `has_host`: the memory of the node is not that of its devices, which are GPUs.
     """
     system = system or own_system(use, layout)
     shards = shards_of(layout, system)
@@ -60,7 +61,11 @@ def training_memory(
         working = _larger(working, {"weights being stepped": held.total * use.value_bytes})
     phases = {f"updating {role}": extra | working}
     if use.copies_state:
-        phases[f"copying {role}"] = extra | {"copies of its state": 2 * (held.total * system.weight_bytes + state)}
+        copies = {f"copies of {role}": 2 * (held.total * system.weight_bytes + state)}
+        if has_host:
+            host |= copies
+        else:
+            phases[f"copying {role}"] = extra | copies
     return RoleMemory(resident, phases, host)
 
 

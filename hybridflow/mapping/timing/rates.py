@@ -18,6 +18,10 @@ large messages, and 85 on average over sizes (https://github.com/NVIDIA/nccl-tes
 Within a node, 0.8 is assumed.
 """
 
+_NODE_HOP_SECONDS, _NETWORK_HOP_SECONDS = 1.9e-6, 4e-6
+"""Latency of a step of a ring over NVLink and over the network, in NCCL's own tables (LL128, src/graph/tuning.cc).
+Within one node, `Efficiency.sync_seconds` has all of them."""
+
 _EAGER_LAUNCH_SECONDS = 22.5e-3 / 28
 """Without CUDA graphs, the thinker of Qwen2.5-Omni-7B (28 layers) takes 22 to 23 ms per token on A800 in vLLM-Omni, and
 13 ms with them (https://github.com/vllm-project/vllm-omni/issues/7960). All of it is taken to be launches; the host's
@@ -111,6 +115,12 @@ class Rates:
     def all_reduce(self, total_bytes: float, group: Group) -> float:
         """Seconds of a reduce-scatter and an all-gather, as one collective."""
         return 2 * self.all_gather(total_bytes, group) - self.latency(group.size)
+
+    def hops(self, group: Group) -> float:
+        """Seconds in which a ring passes all nodes of a group but the first: much for a collective per layer."""
+        inside = group.per_node(self.cluster.devices_per_node)
+        per_node = _NETWORK_HOP_SECONDS + (inside - 1) * _NODE_HOP_SECONDS
+        return (group.size / inside - 1) * where(self.cluster.device.is_cpu, 0.0, per_node)
 
     def all_to_all(self, sent_bytes: float, group: Group) -> float:
         """Seconds until each device has sent `sent_bytes`, in equal parts to all devices."""

@@ -15,6 +15,10 @@ class Seconds:
         """Seconds from start to end."""
         return sum(self.parts.values())
 
+    def with_part(self, name: str, seconds: float) -> "Seconds":
+        """One more part."""
+        return Seconds({**self.parts, name: seconds})
+
     def scaled(self, factor: float) -> "Seconds":
         """Each part multiplied."""
         return self if factor == 1.0 else Seconds({name: part * factor for name, part in self.parts.items()})

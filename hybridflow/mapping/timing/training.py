@@ -8,6 +8,7 @@ from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.devices import Cluster
 from hybridflow.mapping.elementwise import where
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
+from hybridflow.mapping.memory.systems import FLOAT32, optimizer_bytes
 from hybridflow.mapping.timing.rates import Group, Rates
 from hybridflow.mapping.timing.seconds import Seconds
 from hybridflow.mapping.timing.work import expert_and_other_parameters, forward_pass
@@ -17,10 +18,8 @@ _BACKWARD = 2.0
 """A backward pass computes as much as this many forward passes; its collectives are those of one."""
 
 _OPTIMIZER_BYTES = 28
-"""Bytes per parameter that Adam reads and writes, without the weight: master and two moments, and the gradient."""
-
-_STATE_BYTES = 12
-"""Bytes per parameter of Adam's state in float32: master and two moments."""
+"""Bytes per parameter that Adam reads and writes: two moments and the weight in float32, and the gradient. A weight in
+lower precision is written in addition to its float32 copy."""
 
 
 def forward_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cluster: Cluster) -> Seconds:
@@ -37,8 +36,8 @@ def forward_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, c
 def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cluster: Cluster) -> Seconds:
     """Seconds of an update: forward and backward passes, gradient reductions and optimizer steps.
 
-    FSDP gathers weights for the forward and the backward pass, and reduces gradients, while layers are computed; the
-    collectives of tensor, expert and sequence parallelism overlap with nothing.
+    FSDP gathers weights for the forward and the backward pass, and reduces gradients in float32, while layers are
+    computed; the collectives of tensor, expert and sequence parallelism overlap with nothing.
     """
     rates = Rates(cluster, use.value_bytes)
     tokens, squared, number = _microbatches(layout, workload, workload.update_rows)
@@ -49,13 +48,15 @@ def update_seconds(use: ModelUse, layout: TrainingLayout, workload: Workload, cl
     for name in ("matrix", "memory", "latency"):
         one[name] = getattr(work, name) * compute
     one["latency"] += rates.launch(layout.engine.name)
-    one["gathers"] = rates.exposed(3 * _gather_seconds(use, layout, rates), one["matrix"] + one["memory"])
+    moved = 2 * _gather_seconds(use, layout, rates) + _reduce_seconds(use, layout, rates)
+    one["gathers"] = rates.exposed(moved, one["matrix"] + one["memory"])
     one["stages"] = 2 * layout.virtual_pipeline * _stage_seconds(use, layout, rates, tokens)
     rest = rates.exposed(one["stages"], one["matrix"] + one["memory"])
     one["stages"] = where(layout.virtual_pipeline > 1, rest, one["stages"])
     parts = _pipelined(one, layout, number)
     parts["gradients"] = _gradient_seconds(use, layout, rates, _BACKWARD * (work.matrix + work.memory))
-    parts["optimizer"] = _state_parameters(use, layout) * (_OPTIMIZER_BYTES + use.value_bytes) / rates.memory
+    copied = use.value_bytes if use.value_bytes < FLOAT32 else 0
+    parts["optimizer"] = _state_parameters(use, layout) * (_OPTIMIZER_BYTES + copied) / rates.memory
     steps = {name: seconds * workload.optimizer_steps for name, seconds in parts.items()}
     return Seconds(steps | {"offload": offload_seconds(use, layout, cluster, updates=True)})
 
@@ -117,7 +118,20 @@ def _gather_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates) -> floa
     """Seconds to all-gather the weights once, under FSDP."""
     if layout.engine is not TrainingEngine.fsdp:
         return 0.0
-    return rates.all_gather(_held_parameters(use, layout) * use.value_bytes, _data_group(layout))
+    return _by_layer(rates, _held_parameters(use, layout) * use.value_bytes, use, layout)
+
+
+def _reduce_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates) -> float:
+    """Seconds to reduce-scatter the gradients of a microbatch under FSDP, in float32."""
+    if layout.engine is not TrainingEngine.fsdp:
+        return 0.0
+    return _by_layer(rates, _trained_parameters(use, layout) * FLOAT32, use, layout)
+
+
+def _by_layer(rates: Rates, total_bytes: float, use: ModelUse, layout: TrainingLayout) -> float:
+    """Seconds of an all-gather, or a reduce-scatter, that FSDP makes layer by layer: each passes all nodes."""
+    group = _data_group(layout)
+    return rates.all_gather(total_bytes, group) + use.geometry.layers * rates.hops(group)
 
 
 def _gradient_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, backward: float) -> float:
@@ -128,7 +142,7 @@ def _gradient_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, backw
     """
     trained = _trained_parameters(use, layout)
     if layout.engine is TrainingEngine.fsdp:
-        shard = trained * use.value_bytes / (layout.data * layout.sequence // layout.replicas)
+        shard = trained * FLOAT32 / (layout.data * layout.sequence // layout.replicas)
         return rates.all_reduce(shard, Group(layout.replicas, layout.num_devices // layout.replicas))
     experts = (
         expert_and_other_parameters(use.geometry)[0] / layout.expert / layout.pipeline if not use.lora_rank else 0.0
@@ -140,7 +154,7 @@ def _gradient_seconds(use: ModelUse, layout: TrainingLayout, rates: Rates, backw
         dense = rates.all_gather((trained - experts) * value_bytes, _data_group(layout))
         return dense + rates.all_gather(experts * value_bytes, sparse)
 
-    return rates.exposed(collective(4), backward) + collective(use.value_bytes)
+    return rates.exposed(collective(FLOAT32), backward) + collective(use.value_bytes)
 
 
 def _state_parameters(use: ModelUse, layout: TrainingLayout) -> float:
@@ -168,5 +182,5 @@ def offload_seconds(use: ModelUse, layout: TrainingLayout, cluster: Cluster, *, 
         parameters = _sharded(use, replace(layout, expert=1), parameters)
     moved = parameters * use.value_bytes * layout.offload_parameters
     if updates and use.is_trained:
-        moved += _state_parameters(use, layout) * _STATE_BYTES * layout.offload_optimizer
+        moved += _state_parameters(use, layout) * optimizer_bytes(use.value_bytes) * layout.offload_optimizer
     return moved * (2 if updates else 1) / Rates(cluster, use.value_bytes).host

@@ -8,7 +8,7 @@ from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.devices import Cluster
 from hybridflow.mapping.elementwise import where
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
-from hybridflow.mapping.timing.rates import Group, Rates
+from hybridflow.mapping.timing.rates import NETWORK_REACHED, Group, Rates
 from hybridflow.mapping.timing.seconds import Seconds
 from hybridflow.models.geometry import ModelGeometry, parameter_count, parameter_split
 
@@ -61,11 +61,15 @@ def publish_seconds(
     return Seconds({"transfer": rates.all_gather(weights, Group(size))})
 
 
-def batch_seconds(tokens: float, from_devices: int, to_devices: int, cluster: Cluster) -> float:
-    """Seconds to pass a batch of this many tokens from the devices of one role to those of another."""
-    rates = Rates(cluster, 4)
-    link = rates.link(from_devices + to_devices)
-    return tokens * _BATCH_TOKEN_BYTES / min(from_devices, to_devices) / link + rates.sync
+def batch_seconds(tokens: float, ranks: float, cluster: Cluster) -> float:
+    """Seconds until each of the ranks that divide a batch of this many tokens has its part.
+
+    It comes from the memory of another node or, on one node, from shared memory.
+    """
+    rate = Rates(cluster, 4).host
+    if cluster.num_devices > cluster.devices_per_node:
+        rate = min(rate, cluster.network_link * NETWORK_REACHED)
+    return tokens * _BATCH_TOKEN_BYTES / ranks / rate
 
 
 def _micro_data_seconds(weights: float, parts: int, rollout: RolloutLayout, rates: Rates) -> float:

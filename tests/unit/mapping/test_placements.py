@@ -81,8 +81,8 @@ def test_a_named_pool_has_the_devices_given_for_it():
 
 def test_nodes_are_not_divided():
     plans = search(replace(PARALLEL, num_devices=15, restrictions=Restrictions(granularity=4))).plans
-    assert {tuple(pool.num_devices for pool in plan.pools) for plan in plans} == {(15,), (4, 8)}
-    assert {plan.idle_devices for plan in plans} == {0, 3}
+    assert {tuple(pool.num_devices for pool in plan.pools) for plan in plans} == {(12,), (4, 8)}
+    assert {plan.idle_devices for plan in plans} == {3}
 
 
 def test_of_equally_long_steps_the_one_with_fewer_idle_devices_is_best():

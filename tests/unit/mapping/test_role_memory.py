@@ -50,8 +50,11 @@ WORKLOAD = Workload(1024, Lengths((1024.0,)), Lengths((1024.0,)), 4)
 LAYER = 3584 * (3584 + 2 * 512 + 3584 + 3 * 18944) + 3584 + 2 * 512 + 2 * 3584
 
 
-def trained(geometry=DENSE, layout=LAYOUTS["fsdp"], *, workload: Workload = WORKLOAD, **use: int) -> RoleMemory:
-    return training_memory("actor", replace(ModelUse(geometry, 2, is_trained=True), **use), layout, workload)
+def trained(
+    geometry=DENSE, layout=LAYOUTS["fsdp"], *, workload: Workload = WORKLOAD, has_host=True, **use
+) -> RoleMemory:
+    use = replace(ModelUse(geometry, 2, is_trained=True), **use)
+    return training_memory("actor", use, layout, workload, has_host=has_host)
 
 
 def total(role: RoleMemory) -> float:
@@ -148,9 +151,10 @@ def test_a_frozen_model_needs_no_state_and_a_model_without_a_head_no_logits():
 
 
 def test_a_copy_of_the_state_exists_twice_while_it_is_stored():
-    plain, copied = trained(), trained(copies_state=True)
+    plain, copied, in_host = trained(), trained(copies_state=True, has_host=False), trained(copies_state=True)
     state = plain.resident["weights of actor"] + plain.resident["optimizer of actor"]
-    assert copied.phases["copying actor"]["copies of its state"] == 2 * state
+    assert copied.phases["copying actor"]["copies of actor"] == in_host.host["copies of actor"] == 2 * state
+    assert (in_host.resident, in_host.phases) == (plain.resident, plain.phases)
     assert copied.phases["updating actor"] == plain.phases["updating actor"]
     assert copied.resident == plain.resident
     assert copied.extra_bytes == max(sum(parts.values()) for parts in copied.phases.values())

@@ -104,8 +104,7 @@ def allowed_placements(problem: Problem) -> dict[oracle.Placement, dict[frozense
             continue
         found[placement] = {}
         for pool, own in names.items():
-            devices = problem.num_devices
-            sizes = [size for size in range(1, devices + 1) if size % rules.granularity == 0 or size == devices]
+            sizes = [size for size in range(1, problem.num_devices + 1) if size % rules.granularity == 0]
             if own & set(rules.pool_devices):
                 sizes = [rules.pool_devices[name] for name in own]
             found[placement][pool] = sizes

@@ -9,6 +9,7 @@ from benchmarks.layouts import fsdp, megatron, rollout
 from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.devices import Cluster
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
+from hybridflow.mapping.memory.systems import optimizer_bytes
 from hybridflow.mapping.timing.generation import generation_seconds
 from hybridflow.mapping.timing.rates import Group, Rates
 from hybridflow.mapping.timing.seconds import Seconds
@@ -16,7 +17,7 @@ from hybridflow.mapping.timing.training import forward_seconds, update_seconds
 from hybridflow.mapping.timing.transfers import Transition, batch_seconds, publish_seconds
 from hybridflow.mapping.timing.work import active_parameters, forward_flops
 from hybridflow.mapping.workload import Lengths, Workload
-from hybridflow.models.geometry import geometry_of
+from hybridflow.models.geometry import geometry_of, parameter_count
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.resharding.plan import make_plan
@@ -295,7 +296,36 @@ def test_a_separate_rollout_waits_for_the_busier_side():
 
 
 def test_batches_take_their_bytes():
-    assert batch_seconds(1e6, 4, 2, CLUSTER) == pytest.approx(24e6 / 2 / NODE)
+    one_node = replace(CLUSTER, num_devices=8)
+    assert batch_seconds(1e6, 4, one_node) == pytest.approx(24e6 / 4 / (0.8 * CLUSTER.host_link))
+    assert batch_seconds(1e6, 4, CLUSTER) == pytest.approx(24e6 / 4 / NETWORK)
+
+
+def test_fsdp_reduces_gradients_in_float32_and_passes_every_node():
+    """Where computation hides nothing, on the slowest network, the gathers are the bytes and the hops."""
+    slow = replace(CLUSTER, network_link=1e6)
+    layout = TrainingLayout(engine=TrainingEngine.fsdp, data=64, microbatch_tokens=16384)
+    one_step = replace(WORKLOAD, optimizer_steps=1, rows=64)
+    parameters = parameter_count(DENSE.geometry)
+
+    def gathers(use: ModelUse) -> float:
+        return update_seconds(use, layout, one_step, slow).parts["gathers"]
+
+    by_byte = parameters * 7 / 8 / 8 / (0.9 * 1e6)
+    hidden = update_seconds(DENSE, layout, one_step, slow).parts
+    hops = 3 * 8 * 7 * (4e-6 + 7 * 1.9e-6)
+    busy = hidden["matrix"] + hidden["memory"]
+    assert gathers(DENSE) == pytest.approx((2 * 2 + 4) * by_byte + hops - busy, rel=0.01)
+    assert Rates(CLUSTER, 2).hops(Group(8)) == 0
+    assert Rates(CLUSTER, 2).hops(Group(64)) == pytest.approx(7 * (4e-6 + 7 * 1.9e-6))
+
+
+def test_state_in_float32_has_no_second_copy_of_the_weights():
+    assert (optimizer_bytes(4), optimizer_bytes(2)) == (8, 12)
+    layout = TrainingLayout(engine=TrainingEngine.single, offload_optimizer=True)
+    full = replace(DENSE, value_bytes=4)
+    moved = [update_seconds(use, layout, WORKLOAD, CLUSTER).parts["offload"] for use in (full, DENSE)]
+    assert moved[0] / moved[1] == pytest.approx(8 / 12)
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(1000, 8000), (3200, 4096), (20, 28672)])

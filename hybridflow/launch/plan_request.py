@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from hybridflow.config.derived import is_planned, minibatch_prompts, optimizer_steps_per_step, pool_of
 from hybridflow.config.fields import AUTO
+from hybridflow.config.loop import BackendKind
 from hybridflow.config.placement import ParallelismKind, PlacementKind
 from hybridflow.config.roles import Role
 from hybridflow.config.rollout import Rollout
@@ -16,7 +17,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.graph.stand_in import PROMPTS
 from hybridflow.graph.trace import Trace, TracedCall
 from hybridflow.launch.plan.layouts import rollout_use
-from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.plan.plan import RunPlan, copies_state
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, ROLLOUT, RoleSpec
 from hybridflow.launch.pool_devices import divided
 from hybridflow.launch.rules.layouts import section_of
@@ -122,6 +123,7 @@ def request_of(
         placement=config.placement.kind,
         pinned=pinned,
         pool_devices={name: size for name, size in plan.pools.items() if name in pinned.values()},
+        copies_from=_copies_from(plan),
         minibatch_prompts=_smallest_minibatch(plan),
         batch_prompts=data.batch_size,
     )
@@ -156,6 +158,14 @@ def _operation(
     )
 
 
+def _copies_from(plan: RunPlan) -> int | None:
+    """The number of devices from which on the run keeps copies of its state: with backend=auto, Ray runs several."""
+    kind = plan.config.trainer.backend
+    if copies_state(plan.config, BackendKind.local if kind is BackendKind.auto else kind):
+        return 1
+    return 2 if kind is BackendKind.auto and copies_state(plan.config, BackendKind.ray) else None
+
+
 def _smallest_minibatch(plan: RunPlan) -> int:
     """Prompts of the smallest minibatch of a trained role, or of the batch if none is trained."""
     trained = [role.training for role in plan.roles if role.is_trained and role.training is not None]
@@ -172,7 +182,6 @@ def _model(plan: RunPlan, role: RoleSpec) -> PlannedModel:
         is_trained=role.is_trained,
         has_language_head=isinstance(role.arguments, ActorRole | ReferenceRole),
         lora_rank=training.lora.rank,
-        copies_state=role.is_trained and plan.copies_state,
     )
     parallelism = plan.config.critic.parallelism if section == CRITIC else training.parallelism
     sizes = {name: vars(parallelism)[name] for name in SIZES}

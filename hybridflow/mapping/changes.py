@@ -170,10 +170,9 @@ def _adapters(request: Request) -> Iterator[Change]:
 
 def _without_copies(request: Request) -> Iterator[Change]:
     """No copies of the trained state in memory."""
-    if any(model.use.copies_state for model in request.models):
-        models = tuple(replace(each, use=replace(each.use, copies_state=False)) for each in request.models)
+    if request.copies_from is not None:
         words = "trainer.snapshot_fraction=0 (after a fault, the run continues from a checkpoint instead of a copy)"
-        yield Change(words, replace(request, models=models))
+        yield Change(words, replace(request, copies_from=None))
 
 
 def _larger_devices(request: Request) -> Iterator[Change]:

@@ -187,7 +187,7 @@ class StepCosts:
 
     def _training_memory(self, role: str, layout: TrainingLayout, shares_weights: bool) -> RoleMemory:
         use, workload, has_host = self._models[role].use, self._request.workload, self._cluster_of(role).host_bytes > 0
-        layout = self._as_run(role, layout)
+        use, layout = replace(use, copies_state=self._request.keeps_copies), self._as_run(role, layout)
         return training_memory(role, use, layout, workload, shares_weights=shares_weights, has_host=has_host)
 
     def _as_run(self, role: str, layout: TrainingLayout) -> TrainingLayout:

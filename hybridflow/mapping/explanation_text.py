@@ -5,7 +5,7 @@ from textwrap import fill
 
 from hybridflow.mapping.changes import IN_HOST_MEMORY, MOST_DEVICES
 from hybridflow.mapping.explanation import Asked, EvaluatedChange, Explanation, MemoryPhase, StepFacts, explain
-from hybridflow.mapping.memory.phases import gib
+from hybridflow.mapping.memory.phases import GIB, gib
 from hybridflow.mapping.planner import Answer
 from hybridflow.mapping.timing.storage import StorageTimes
 from hybridflow.observability.formatting import columns, count, counted, percent, short, spoken_duration, table
@@ -147,7 +147,8 @@ def _gb(size: float) -> str:
 
 def _contents(phase: MemoryPhase) -> str:
     contents = sorted(phase.contents.items(), key=lambda each: -each[1])
-    return ", ".join(f"{name} {gib(size)}" for name, size in contents if size >= phase.total_bytes / 50)
+    least = max(phase.total_bytes / 50, GIB / 20)
+    return ", ".join(f"{name} {gib(size)}" for name, size in contents if size >= least) or "-"
 
 
 def _placements(explained: Explanation) -> Iterator[str]:

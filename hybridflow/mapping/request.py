@@ -64,11 +64,20 @@ class Request:
     pool_clusters: Mapping[str, Cluster] = field(default_factory=dict)
     """With `PlacementKind.given`, the devices of pools that `cluster` does not have."""
 
+    copies_from: int | None = None
+    """The number of devices from which on the run keeps copies of the trained state, to survive faults; None: never."""
+
     minibatch_prompts: int = 1
     """Prompts of the smallest minibatch: the most data-parallel ranks of a trained role."""
 
     batch_prompts: int = 1
     """Prompts of the batch: the most data-parallel ranks of a frozen role, and the most replicas of the rollout."""
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Whether the run keeps copies of the trained state on these devices."""
+        clusters = (self.cluster, *self.pool_clusters.values())
+        return self.copies_from is not None and sum(each.num_devices for each in clusters) >= self.copies_from
 
     def cluster_of(self, role: str) -> Cluster:
         """The devices among which are those of a role."""

@@ -110,14 +110,14 @@ class RunPlan:
         return any(role.generates for role in self.roles)
 
     @property
-    def copies_state(self) -> bool:
-        """Whether copies of the trained state are kept in memory, to survive faults."""
-        return fraction_of_copies(self.config.trainer, respawns=self.backend is BackendKind.ray) > 0
-
-    @property
     def trained(self) -> list[str]:
         """The names of the roles that learn."""
         return [role.name for role in self.roles if role.is_trained]
+
+
+def copies_state(config: Experiment, backend: BackendKind) -> bool:
+    """Whether a run on this backend keeps copies of the trained state in memory, to survive faults."""
+    return fraction_of_copies(config.trainer, respawns=backend is BackendKind.ray) > 0
 
 
 def plan_run(

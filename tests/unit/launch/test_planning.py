@@ -3,6 +3,7 @@
 import json
 import logging
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -85,8 +86,9 @@ def test_trained_roles_divide_a_minibatch_and_all_others_the_batch():
 def test_copies_of_the_state_take_memory_of_processes_on_cpus(devices, settings, copies):
     for kind in ("CPU", "H100"):
         request = request_on(compose_run([*MODEL, *settings], config_name="ppo"), cluster_of(f"{devices}x{kind}"))[1]
-        assert {model.use.copies_state for model in request.models if model.use.is_trained} == {copies}
-        assert not any(model.use.copies_state for model in request.models if not model.use.is_trained)
+        assert request.keeps_copies == copies
+        more = replace(request, cluster=replace(request.cluster, num_devices=8))
+        assert more.keeps_copies == (not any("snapshot" in word or "faults" in word for word in settings))
 
 
 def test_copies_of_the_state_of_gpus_are_in_host_memory():

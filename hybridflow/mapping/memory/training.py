@@ -61,7 +61,7 @@ def training_memory(
         working = _larger(working, {"weights being stepped": held.total * use.value_bytes})
     phases = {f"updating {role}": extra | working}
     if use.copies_state:
-        copies = {f"copies of {role}": 2 * (held.total * system.weight_bytes + state)}
+        copies = {f"copies of {role}": 2 * (trained.total * system.weight_bytes + state)}
         if has_host:
             host |= copies
         else:

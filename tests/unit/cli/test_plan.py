@@ -52,9 +52,16 @@ def test_what_cannot_fit_is_answered_with_what_would(capsys):
     assert main(["plan", "ppo", "model.path=70B", "--on", "RTX-4090"]) == 2
     said = capsys.readouterr().out
     assert "It does not fit." in said
-    assert "Host memory for what is offloaded: 43.2 GiB per device." in said
-    assert "The smallest number of RTX-4090 that fits: 48" in said
-    assert "The single change that helps most: GB200" in said
+    assert "Host memory for what is offloaded or copied: 43.2 GiB per device." in said
+    assert "The smallest number of RTX-4090 that fits: 112" in said
+    assert "The single change that helps most: LoRA of rank 16" in said
+    assert "Then: GB200 instead of RTX-4090" in said
+    assert "it then fits\n    on 48 x RTX-4090" in said  # without copies of the state
+    assert main(["plan", "ppo", "model.path=70B", "--on", "112xRTX-4090", "--json"]) == 0
+    step = json.loads(capsys.readouterr().out)["step"]
+    (pool,) = step["pools"]
+    assert 0 < pool["host_contents"]["copies"] < pool["host_bytes"] <= pool["offload_bytes"]
+    assert step["storage"]["checkpoint_bytes"] == pytest.approx(2 * 14 * 70e9, rel=0.01)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,6 @@ Reads no cluster and imports neither torch nor Ray. In the order in which to rea
   `costs.py` (the layouts of a role, with their costs)
 - the search (HybridFlow, sec. 6, Algorithm 1): `schedule.py` (the length of a step), `partitions.py` (placements),
   `tables.py` and `allocations.py` (options and devices of one placement), `search.py`, and `planner.py` (the answer)
-- the answer for people: `changes.py`, `explanation.py`, `explanation_text.py` and `figure.py`
+- the answer for people: `changes.py`, `contents.py`, `explanation.py`, `explanation_text.py` and `figure.py`
 - measured steps: `given_step.py`, `measured.py` and `comparison.py` (predicted and measured), `fitting.py` (constants)
 """

@@ -3,11 +3,9 @@
 `as_json` is the whole explanation as plain data; `explanation_text.py` writes it for people, `figure.py` draws a step.
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from hybridflow.mapping.changes import (
-    IN_HOST_MEMORY,
     Changed,
     Shortage,
     faster,
@@ -16,8 +14,8 @@ from hybridflow.mapping.changes import (
     sharding_problems,
     shortages,
 )
+from hybridflow.mapping.contents import HOST_CONTENTS, TIGHT, MemoryPhase, by_kind
 from hybridflow.mapping.layouts import RolloutLayout, TrainingLayout
-from hybridflow.mapping.memory.phases import ENGINES, Phase
 from hybridflow.mapping.memory.rollout import GENERATING
 from hybridflow.mapping.planner import Answer, PlannedStep
 from hybridflow.mapping.request import Request
@@ -25,22 +23,6 @@ from hybridflow.mapping.timing.generation import cached_sequences
 from hybridflow.mapping.timing.seconds import Seconds
 from hybridflow.mapping.timing.storage import StorageTimes
 from hybridflow.models.geometry import active_parameter_count, parameter_count
-
-TIGHT = 0.05
-"""Less than this fraction of the used memory is not much to be free: predictions are about as wrong."""
-
-CONTENTS = {
-    "weights": ("weights of ",),
-    "optimizer": ("optimizer of ",),
-    "gradients": ("gradients",),
-    "activations": ("activations", "logits"),
-    "KV cache": ("cache",),
-    "buffers": ("",),
-}
-"""The kinds of contents of a device's memory, by the beginnings of the parts' names; the last takes all others."""
-
-HOST_CONTENTS = {name: CONTENTS[name] for name in ("weights", "optimizer")} | {"copies": ("copies of ",)}
-"""Those of host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,38 +78,6 @@ class PlannedCall:
     def largest_part(self) -> str | None:
         """The part that takes most of the call."""
         return max(self.parts_seconds, key=self.parts_seconds.__getitem__) if self.parts_seconds else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPhase:
-    """One phase of a step on a device of a pool."""
-
-    name: str
-    total_bytes: float
-    free_bytes: float
-    """Negative if it does not fit."""
-
-    parts_bytes: dict[str, float]
-
-    @property
-    def contents(self) -> dict[str, float]:
-        """Bytes of each kind of contents, without what the process itself takes."""
-        return _by_kind(self.parts_bytes, HOST_CONTENTS if self.name == IN_HOST_MEMORY else CONTENTS)
-
-    @classmethod
-    def of(cls, phase: Phase, missing_bytes: float) -> "MemoryPhase":
-        """The phase on a device that lacks so many bytes; the largest part first."""
-        parts = dict(sorted(phase.parts.items(), key=lambda part: -part[1]))
-        return cls(name=phase.name, total_bytes=phase.total, free_bytes=-missing_bytes, parts_bytes=parts)
-
-
-def _by_kind(parts: Mapping[str, float], kinds: Mapping[str, tuple[str, ...]]) -> dict[str, float]:
-    """The bytes of each kind of contents, given those of its parts."""
-    sizes = dict.fromkeys(kinds, 0.0)
-    for part, size in parts.items():
-        if part != ENGINES:
-            sizes[next(name for name, starts in kinds.items() if part.startswith(starts))] += size
-    return sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +303,7 @@ def _pool(step: PlannedStep, name: str, idle_fraction: float) -> PlannedPool:
         idle_fraction=idle_fraction,
         memory=[MemoryPhase.of(phase, phase.shortage(cluster.device)) for phase in step.phases(name)],
         host_bytes=sum(step.memory(role).host_bytes for role in roles),
-        host_contents=_by_kind(
+        host_contents=by_kind(
             {part: size for role in roles for part, size in step.memory(role).host.items()}, HOST_CONTENTS
         ),
         offload_bytes=cluster.offload_bytes,

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from textwrap import fill
 
 from hybridflow.mapping.changes import IN_HOST_MEMORY, MOST_DEVICES
-from hybridflow.mapping.explanation import Asked, EvaluatedChange, Explanation, MemoryPhase, StepFacts, explain
+from hybridflow.mapping.contents import MemoryPhase
+from hybridflow.mapping.explanation import Asked, EvaluatedChange, Explanation, StepFacts, explain
 from hybridflow.mapping.memory.phases import GIB, gib
 from hybridflow.mapping.planner import Answer
 from hybridflow.mapping.timing.storage import StorageTimes

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import log10
 from xml.sax.saxutils import escape
 
-from hybridflow.mapping.explanation import CONTENTS, MemoryPhase, PlannedCall, PlannedPool, StepFacts, step_facts
+from hybridflow.mapping.contents import CONTENTS, MemoryPhase
+from hybridflow.mapping.explanation import PlannedCall, PlannedPool, StepFacts, step_facts
 from hybridflow.mapping.memory.phases import ENGINES, gib
 from hybridflow.mapping.planner import PlannedStep
 from hybridflow.observability.drawing import styles

@@ -144,7 +144,7 @@ def _timed(request: Request, plan: Plan) -> PlannedStep:
 
 
 def pool_sizes(cluster: Cluster) -> tuple[int, list[int]]:
-    """Of which number those of a pool's devices are multiples, and further numbers: all devices, and few nodes.
+    """The number of which the sizes of pools are multiples, and further sizes: all devices, and few nodes.
 
     It is the smallest divisor of a node's devices that leaves at most `_MOST_SIZES` multiples, else 1, 2, 4, ... nodes.
     """

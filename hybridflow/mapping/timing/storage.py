@@ -21,7 +21,7 @@ class StorageTimes:
 
     read_seconds: float
     checkpoint_bytes: float
-    """Of a whole checkpoint, which all nodes write together."""
+    """The whole checkpoint, which all nodes write together."""
 
     write_seconds: float
     copy_seconds: float

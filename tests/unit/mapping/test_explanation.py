@@ -20,7 +20,7 @@ from hybridflow.mapping.layouts import ModelUse
 from hybridflow.mapping.memory.phases import GIB
 from hybridflow.mapping.memory.rollout import GENERATING
 from hybridflow.mapping.operations import Operation, OperationKind
-from hybridflow.mapping.planner import answer, pool_sizes
+from hybridflow.mapping.planner import answer
 from hybridflow.mapping.request import PlannedModel, PlannedRollout, Request
 from hybridflow.mapping.timing.generation import cache_bytes_per_token
 from hybridflow.mapping.workload import Lengths, Workload
@@ -354,27 +354,6 @@ def test_a_cpu_offloads_nothing():
     plain, offloading = (answer(each, num_plans=1).plans for each in (request, replace(request, models=models)))
     assert [each.seconds for each in offloading] == [each.seconds for each in plain]
     assert all(each.memory(role).host_bytes == 0 for each in (*plain, *offloading) for role in request.roles)
-
-
-@pytest.mark.parametrize(
-    ("devices", "size"),
-    [
-        ("128xH100", 1),
-        ("2x72xGB200", 1),
-        ("26x5xH100", 1),
-        ("32x8xH100", 2),
-        ("128x8xH100", 8),
-        ("145x8xH100", 16),
-        ("16384x8xH100", 1024),
-    ],
-)
-def test_pools_of_many_devices_have_multiples_of_a_number_of_devices(devices, size):
-    cluster = cluster_of(devices)
-    multiple, also = pool_sizes(cluster)
-    assert multiple == size
-    assert cluster.num_devices / size <= 144
-    assert cluster.num_devices in also
-    assert set(also) >= {8, 16, 512} or size <= 16
 
 
 @pytest.mark.parametrize("cluster", ["16xH100", "2x4xH100"])

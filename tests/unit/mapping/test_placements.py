@@ -7,8 +7,10 @@ import pytest
 
 from hybridflow.config.placement import PlacementKind
 from hybridflow.errors import HybridflowError
+from hybridflow.mapping.clusters import cluster_of
 from hybridflow.mapping.operations import Operation, OperationKind, Option
 from hybridflow.mapping.partitions import Restrictions, partition_name, partitions
+from hybridflow.mapping.planner import pool_sizes
 from hybridflow.mapping.search import Problem, search
 from hybridflow.mapping.tables import MemoryLimit
 
@@ -147,3 +149,24 @@ def test_contradictions_are_errors(changes, message, remedy):
     with pytest.raises(HybridflowError, match=message) as caught:
         search(replace(PARALLEL, **changes))
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("devices", "size"),
+    [
+        ("128xH100", 1),
+        ("2x72xGB200", 1),
+        ("26x5xH100", 1),
+        ("32x8xH100", 2),
+        ("128x8xH100", 8),
+        ("145x8xH100", 16),
+        ("16384x8xH100", 1024),
+    ],
+)
+def test_pools_of_many_devices_have_multiples_of_a_number_of_devices(devices, size):
+    cluster = cluster_of(devices)
+    multiple, also = pool_sizes(cluster)
+    assert multiple == size
+    assert cluster.num_devices / size <= 144
+    assert cluster.num_devices in also
+    assert set(also) >= {8, 16, 512} or size <= 16

@@ -114,7 +114,9 @@ def _plan(arguments: argparse.Namespace, console: Console) -> int:
     ):
         if file is not None and answer.plans:
             _write(file, option, content())
-            console.print(f"{file}", soft_wrap=True)
+            stands_in = file is arguments.save and _NO_DATA in typed
+            note = " (data.jsonl in it stands for your data: set data.train_files)" if stands_in else ""
+            console.print(f"{file}{note}", soft_wrap=True, markup=False, highlight=False)
     return 0 if answer.plans else 2
 
 

@@ -33,6 +33,15 @@ def test_models_are_known_by_name_and_need_no_data(capsys):
     assert answer["asked"]["active_parameters"]["actor"] < 4e9
 
 
+def test_a_saved_plan_without_data_says_what_to_set(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "ppo", "model.path=1B", "--on", "H100", "--save", "planned.yaml"]) == 0
+    assert yaml.safe_load((tmp_path / "planned.yaml").read_text())["data.train_files"] == ["data.jsonl"]
+    assert "planned.yaml (data.jsonl in it stands for your data: set data.train_files)" in capsys.readouterr().err
+    assert main(["plan", "ppo", "--on", "cpu", "--save", "planned.yaml"]) == 0
+    assert "stands for" not in capsys.readouterr().err
+
+
 def test_the_reference_of_an_adapter_takes_time_on_the_devices_of_the_actor(capsys):
     words = ["grpo", "actor.lora.rank=4", "algorithm.kl.placement=loss", "algorithm.kl.coefficient=0.1", *OPTIONS]
     assert main(["plan", *words, "--json"]) == 0

@@ -69,13 +69,13 @@ def end(status: int) -> NoReturn:
         callers.add(frame.f_globals["__name__"])
         frame = frame.f_back
     if callers <= _OUTERMOST:
-        atexit.register(_leave, status)
+        atexit.register(leave, status)
     sys.exit(status)
 
 
-def _leave(status: int) -> None:
-    """Ends the process, the last of the functions registered with `atexit`."""
-    atexit.unregister(_leave)
+def leave(status: int) -> None:
+    """Ends the process after the functions registered with `atexit`; returns if the output cannot be written."""
+    atexit.unregister(leave)
     atexit._run_exitfuncs()  # the others; multiprocessing ends its processes in the same way
     _write_open_files()
     try:

@@ -183,6 +183,14 @@ def _fault_errors(config: Experiment) -> Iterator[ConfigError]:
         if policy not in kind.policies:
             key, names = f"trainer.faults.{kind.name}", [each.name for each in kind.policies]
             yield ConfigError(f"{key}={policy.name} is not possible.", remedy=f"Use {' or '.join(names)}.", key=key)
+    restarts, resume = config.trainer.restarts, config.trainer.resume
+    if restarts and resume != "auto":
+        yield ConfigError(
+            f"trainer.restarts={restarts} with trainer.resume={resume}: a run that is started again would not continue"
+            " from its own checkpoint.",
+            remedy="Use trainer.resume=auto, with a new trainer.experiment to start from the beginning.",
+            among=["trainer.restarts", "trainer.resume"],
+        )
 
 
 def _cost_errors(config: Experiment) -> Iterator[ConfigError]:

@@ -83,6 +83,10 @@ class Trainer(Section):
     faults: Faults = field(default_factory=Faults)
     """Policies by kind of fault."""
 
+    restarts: Annotated[int, AT_LEAST_0] = 0
+    """How often the run's process (the driver) is started again after it was killed or has crashed; it resumes from the
+    newest checkpoint. Not after errors that the run reports, nor after signals that stop it. Only for commands."""
+
     snapshot_fraction: Annotated[float, FROM_0_TO_BELOW_1] = 0.02
     """Largest fraction of the time spent on copies of the trained state in host memory. After a fault, a run continues
     from the last copy or, without one, from the newest checkpoint; 0 keeps none. On Ray only."""

@@ -12,9 +12,9 @@ from typing import Any
 from hybridflow.config.faults import KINDS, MOST_IN_STEP, NEVER_SURVIVED, FaultPolicy, Faults, Kind
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Respawns
+from hybridflow.elastic.ledger import append_faults
 from hybridflow.errors import HybridflowError, WorkerError, WorkerHangs
 from hybridflow.observability.formatting import counted
-from hybridflow.observability.jsonlines import JsonLinesFile
 
 logger = logging.getLogger(__name__)
 
@@ -203,13 +203,7 @@ class Survival:
         self._history.append(f"step {step + 1}, {kind.name}{where} ({type(error).__name__})")
 
     def _record(self, outcome: dict[str, str | int | float]) -> None:
-        try:
-            file = JsonLinesFile(self._ledger)
-            for fault in self._faults:
-                file.append(fault | outcome)
-            file.close()
-        except OSError as error:  # the fault itself may be a full disk, or a run directory that no longer exists
-            logger.warning("file=%s cannot be written: %s", self._ledger, error)
+        append_faults(self._ledger, self._faults, outcome)
         self._faults.clear()
         self._times.clear()
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hybridflow.elastic.stopping import Stop
     from hybridflow.launch.compose.command_line import CommandLine
     from hybridflow.launch.compose.compose import Composed
+    from hybridflow.launch.supervised import Start
 
     OnComposed = Callable[[Composed], bool]
     """Called with a configuration before it is run or examined; returns whether anything is left to do."""
@@ -77,7 +78,7 @@ def run_command(
                 sys.stdout.write(config_text(composed))
                 return 0
             check_builds()
-            return _run(composed, console, stop) if on_composed(composed) else 0
+            return _started(composed, console, stop) if on_composed(composed) else 0
         except HybridflowError as error:
             say_failure(console, error)
             return 2
@@ -151,7 +152,19 @@ def _sweep(flags: "CommandLine", console: "Console") -> int:
         return run_sweep(flags, console, jobs.execute, jobs.device_of)
 
 
-def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
+def _started(composed: "Composed", console: "Console", stop: "Stop") -> int:
+    """Runs in this process or, with trainer.restarts, in a child process, which may die."""
+    trainer = composed.config.trainer
+    if not (trainer.restarts and trainer.total_steps):
+        return _run(composed, console, stop)
+    with ended_by_signals(_BEFORE_THE_RUN):
+        from hybridflow.config.derived import run_dir
+        from hybridflow.launch.supervised import supervised
+    run, directory = partial(_run, composed, console, stop), run_dir(composed.config)
+    return supervised(run, restarts=trainer.restarts, run_dir=directory, stop=stop, console=console)
+
+
+def _run(composed: "Composed", console: "Console", stop: "Stop", start: "Start | None" = None) -> int:
     _say_start(composed, console)
     with ended_by_signals(_BEFORE_THE_RUN):
         from hybridflow.errors import HybridflowError
@@ -165,7 +178,7 @@ def _run(composed: "Composed", console: "Console", stop: "Stop") -> int:
         with frozen(), redirect_stdout(lasting(sys.stdout)):  # output of user code
             prepared = prepare(composed)
             try:
-                finished = execute(prepared, console, stop)
+                finished = execute(prepared, console, stop, start=start)
             except KeyboardInterrupt:
                 if prepared.earlier.is_restored:
                     console.print(_INTERRUPTED.format("before the run began"))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
@@ -15,12 +16,16 @@ from hybridflow.controller.cloud_notices import notice_of, stop_for_notice, watc
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.run import AfterStep, Run
 from hybridflow.elastic.claim import release
+from hybridflow.elastic.ledger import append_faults
+from hybridflow.elastic.recovery import FAULTS_FILE
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import HybridflowError, WorkerError, explained
 from hybridflow.launch.assemble import assemble
 from hybridflow.launch.messages import Finished, ending_of
 from hybridflow.launch.prepare import Prepared
+from hybridflow.launch.supervised import Start
 from hybridflow.observability.ending import REMEDY, Ending, forget_ending, read_ending, write_ending
+from hybridflow.observability.formatting import counted
 from hybridflow.observability.logs import LOG_FILE, log_to_file
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import EVALUATING, Progress
@@ -43,13 +48,18 @@ _LEAST_SECONDS_APART = 5.0
 
 
 def execute(
-    prepared: Prepared, console: Console, stop: Stop | None = None, after_step: AfterStep | None = None
+    prepared: Prepared,
+    console: Console,
+    stop: Stop | None = None,
+    after_step: AfterStep | None = None,
+    start: Start | None = None,
 ) -> Finished:
     """Executes the run, from its checkpoint if there is one. A run that has begun ends with a report.
 
     `after_step` is called with each step and its metrics; the run ends after the step for which it returns true.
+    `start` is that of a supervised run.
     """
-    with opened_run(prepared, console, stop or Stop(), after_step) as opened:
+    with opened_run(prepared, console, stop or Stop(), after_step, start) as opened:
         opened.loop.run()
     assert opened.finished is not None, "the run has no ending"
     return opened.finished
@@ -66,7 +76,11 @@ class OpenedRun:
 
 @contextmanager
 def opened_run(
-    prepared: Prepared, console: Console, stop: Stop, after_step: AfterStep | None = None
+    prepared: Prepared,
+    console: Console,
+    stop: Stop,
+    after_step: AfterStep | None = None,
+    start: Start | None = None,
 ) -> Iterator[OpenedRun]:
     """Starts the roles of a run, from its checkpoint if there is one; stops them and writes the report at the end."""
     reporting = _Reporting(prepared)
@@ -74,7 +88,7 @@ def opened_run(
         stack.callback(release, prepared.directory)  # last, because no other run may write there before
         stack.callback(reporting.close)
         try:
-            with _started(prepared, console, stop, reporting, after_step) as opened:
+            with _started(prepared, console, stop, reporting, after_step, start) as opened:
                 yield opened
         except BaseException as error:
             ending = _ending_of(error)
@@ -90,9 +104,16 @@ def opened_run(
 
 @contextmanager
 def _started(
-    prepared: Prepared, console: Console, stop: Stop, reporting: "_Reporting", after_step: AfterStep | None
+    prepared: Prepared,
+    console: Console,
+    stop: Stop,
+    reporting: "_Reporting",
+    after_step: AfterStep | None,
+    supervised: Start | None,
 ) -> Iterator[OpenedRun]:
     trainer, checkpoint = prepared.plan.config.trainer, prepared.checkpoint
+    if trainer.restarts and trainer.total_steps and supervised is None:
+        logger.warning("trainer.restarts=%d has no effect on runs from Python and in sweeps", trainer.restarts)
     with ExitStack() as stack:
         start = checkpoint.step if checkpoint else 0
         words = "generating responses to {} prompts" if prepared.plan.only_generates else EVALUATING
@@ -116,6 +137,8 @@ def _started(
             tracker.rewind(checkpoint.step if checkpoint else -1, is_unlogged=is_unlogged)
             total = trainer.total_steps
             logger.info("all roles have started%s", f"; {start} of {total} steps are done" if total else "")
+            if supervised is not None and supervised.number:
+                _note_restart(prepared.directory, supervised, step=start)
 
         run = assemble(prepared, tracker, timers, stack, stop=stop, report=reporting.on_the_way, begun=begin)
         run = run if after_step is None else replace(run, after_step=after_step)
@@ -126,6 +149,18 @@ def _started(
         is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0 and trainer.total_steps > 0
         with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):
             yield OpenedRun(run, loop)
+
+
+def _note_restart(directory: Path, start: Start, *, step: int) -> None:
+    """Logs that a supervised run continues in a new process, and adds the end of the previous one to the ledger."""
+    seconds, said = time.monotonic() - start.began, f"The run's process {start.said}."
+    fault = {"step": start.step, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": "DriverDied"}
+    fault |= {"kind": "driver", "policy": "restart", "message": said}
+    append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, "seconds": round(seconds, 3)})
+    logger.warning(
+        "recovered: %s A new process runs after %.1f s (restart %d of %d), from step %d, %s back.",
+        said, seconds, start.number, start.most, step, counted(max(0, start.step - step), "step"),
+    )  # fmt: skip
 
 
 @cache

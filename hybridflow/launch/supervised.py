@@ -1,0 +1,157 @@
+"""A run in a child process, which is started again if it is killed or crashes (`trainer.restarts`).
+
+It is a fork of this process, which has imported no large library.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+from rich.console import Console
+from rich.text import Text
+
+from hybridflow.elastic.stopping import Stop
+from hybridflow.launch.signals import on_signals
+from hybridflow.observability.jsonlines import last_row
+from hybridflow.observability.trackers.jsonl import METRICS_FILE
+from hybridflow.process import STOP_SIGNALS, leave, status_after
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+_LEFT_SECONDS = 20.0
+"""How long processes that a dead run has left behind may take to end, before they are killed."""
+
+_STOPPED = frozenset(status_after(number) for number in STOP_SIGNALS)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start of a supervised run: its number, from 0, and how the process of the previous one ended."""
+
+    number: int = 0
+    most: int = 0
+    """The value of `trainer.restarts`."""
+    said: str = ""
+    step: int = 0
+    """The last step that the previous process has logged."""
+    began: float = 0.0
+    """When the previous process ended, on the clock of `time.monotonic`."""
+
+
+def supervised(run: Callable[[Start], int], *, restarts: int, run_dir: Path, stop: Stop, console: Console) -> int:
+    """Runs `run` in child processes until one of them returns a status, or `restarts` have not been enough.
+
+    Signals that stop a command are passed on to the child, which is then not started again.
+    """
+    return _Supervisor(run, run_dir, stop, console).outcome(restarts)
+
+
+class _Supervisor:
+    """One child process at a time: forked, awaited, and everything gone that it has left behind."""
+
+    def __init__(self, run: Callable[[Start], int], run_dir: Path, stop: Stop, console: Console) -> None:
+        self._run, self._run_dir, self._stop, self._console = run, run_dir, stop, console
+        self._child: int | None = None
+        self._asked: int | None = None
+
+    def outcome(self, restarts: int) -> int:
+        """The exit status."""
+        # Processes that a dead child leaves behind become children of this one.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        start = Start(most=restarts)
+        with on_signals(self._pass_on):
+            while True:
+                status, is_over = self._ended(start)
+                if is_over:
+                    return status
+                began, row = time.monotonic(), last_row(self._run_dir / METRICS_FILE)
+                how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                start = Start(start.number + 1, restarts, how, row[0] if row else 0, began)
+                self._clear()
+                if self._asked is not None:
+                    return status_after(self._asked)
+                if start.number > restarts:
+                    self._say(f"{how}; trainer.restarts={restarts} is used up")
+                    return 128 - status if status < 0 else status or 1
+                self._say(f"{how}; it is started again ({start.number} of {restarts})")
+
+    def _ended(self, start: Start) -> tuple[int, bool]:
+        """The exit status of a child, negative for the signal that killed it, and whether that is the run's end."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # each process has its own handlers
+        parent = os.getpid()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(read)
+            self._be_child(start, parent, write, masked)
+        os.close(write)
+        signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        status, ended = 0, 0
+        while ended != self._child:
+            ended, status = os.waitpid(-1, 0)
+        self._child = None
+        with os.fdopen(read, "rb", buffering=0) as reported:
+            said = reported.read()
+        status = os.waitstatus_to_exitcode(status)
+        if said:
+            return int(said), True
+        if self._asked is None and -status in STOP_SIGNALS:
+            self._asked = -status
+        if self._asked is not None:
+            return status_after(self._asked), True
+        return status, status in _STOPPED
+
+    def _be_child(self, start: Start, parent: int, write: int, masked: set[signal.Signals]) -> NoReturn:
+        """Runs; never returns to the code that this process shares with its parent."""
+        status = 1
+        try:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(status)
+            try:
+                with self._stop.handled():
+                    signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+                    status = self._run(start)
+            except KeyboardInterrupt:
+                status = self._stop.status
+            os.write(write, str(status).encode())
+        except BaseException:  # noqa: BLE001 (as Python would end the process: shown, and status 1)
+            traceback.print_exc()
+        leave(status)
+        os._exit(status)
+
+    def _pass_on(self, number: int) -> None:
+        self._asked = self._asked or number
+        if self._child is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, number)
+
+    def _clear(self) -> None:
+        """Waits until the processes that the child has left have ended, and kills those that have not in time."""
+        deadline = time.monotonic() + _LEFT_SECONDS
+        while True:
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            left = psutil.Process().children(recursive=True)
+            if not left:
+                return
+            if time.monotonic() > deadline:
+                for process in left:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+            time.sleep(0.1)
+
+    def _say(self, words: str) -> None:
+        sys.stdout.flush()
+        self._console.print(Text.assemble(("restart", "bold yellow"), f"  the run's process {words}"), soft_wrap=True)

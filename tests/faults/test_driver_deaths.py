@@ -1,0 +1,104 @@
+"""Runs with `trainer.restarts` whose own process dies: a new one resumes, unless the run has said how it ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hybridflow.elastic.faults import VARIABLE
+from hybridflow.elastic.recovery import FAULTS_FILE
+from hybridflow.observability.ending import read_ending
+from tests.distributed.processes import Processes
+from tests.distributed.runs import assert_refused, run_here, sample_rows, small_run, steps_of
+from tests.distributed.trapped import ALGORITHMS, Command
+
+ON_RAY = ["trainer.backend=ray", "trainer.devices=2"]
+
+
+def test_a_driver_that_is_killed_twice_loses_and_repeats_no_step(processes: Processes, tmp_path: Path):
+    for name in ("whole", "run"):
+        (tmp_path / name).mkdir()
+    whole = Command(processes, tmp_path / "whole", *ALGORITHMS["grpo"])
+    assert whole.start().status == 0
+    run = Command(processes, tmp_path / "run", *ALGORITHMS["grpo"])
+    ended = run.start("trainer.restarts=2", kill_at="step_done:3")  # every process, after its third step
+    assert ended.status == 0, ended.said
+    assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
+    assert run.rows() == whole.rows()
+    assert sample_rows(run.run_dir) == sample_rows(whole.run_dir)
+    assert "the run's process was killed by SIGKILL; it is started again (2 of 2)" in ended.words
+    assert "(restart 2 of 2), from step 4, 1 step back" in ended.words
+    faults = [json.loads(line) for line in (run.run_dir / FAULTS_FILE).read_text().splitlines()]
+    assert [(fault["kind"], fault["step"], fault["resumed_step"]) for fault in faults] == [
+        ("driver", 3, 2),
+        ("driver", 5, 4),
+    ]
+    ending = read_ending(run.run_dir)
+    assert ending is not None and ending.how == "done"
+
+
+def test_a_run_that_is_killed_too_often_ends_with_the_status_of_a_shell(processes: Processes, tmp_path: Path):
+    run = Command(processes, tmp_path, *ALGORITHMS["grpo"])
+    ended = run.start("trainer.restarts=1", kill_at="step_done:1")
+    assert ended.status == 128 + signal.SIGKILL, ended.said
+    assert "was killed by SIGKILL; trainer.restarts=1 is used up" in ended.words
+
+
+@pytest.mark.parametrize(("signals", "status"), [("SIGTERM", 143), ("SIGUSR1", 75)])
+def test_signals_reach_the_run_and_it_is_not_started_again(processes: Processes, tmp_path: Path, signals, status):
+    run = Command(processes, tmp_path, *ALGORITHMS["grpo"])
+    run.trap.write_text(f"5 {signals} 0")  # in step 3, to the process that supervises the run
+    ended = run.start("trainer.restarts=3")
+    assert ended.status == status, ended.said
+    assert "saved step 3: the same command resumes from it" in ended.words
+    assert ended.words.count("starting") == 1
+    assert not (run.run_dir / FAULTS_FILE).exists()
+
+
+def test_an_error_that_the_run_reports_is_not_repeated(processes: Processes, tmp_path: Path):
+    (tmp_path / "own.py").write_text("def fails(completions):\n    raise ValueError('no answer')\n")
+    run = Command(processes, tmp_path, *ALGORITHMS["grpo"])
+    ended = run.start("trainer.restarts=3", f"reward.functions=[{tmp_path}/own.py:fails]")
+    assert ended.status == 1, ended.said
+    assert ended.words.count("no answer") == 1
+
+
+def test_a_restart_needs_the_checkpoints_of_the_run(tmp_path: Path):
+    ended = run_here([*small_run(tmp_path), "trainer.restarts=1", "trainer.resume=never"])
+    assert_refused(ended, "trainer.restarts=1 with trainer.resume=never", "Use trainer.resume=auto")
+
+
+@pytest.mark.ray
+@pytest.mark.slow  # two starts of Ray
+def test_the_ray_of_a_dead_driver_is_gone_before_the_next_one_starts(tmp_path: Path):
+    run_dir = tmp_path / "run"
+    words = [*small_run(tmp_path), *ALGORITHMS["grpo"], *ON_RAY, "trainer.restarts=1", f"trainer.run_dir={run_dir}"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), VARIABLE: "step_done:3"}
+    command = [sys.executable, "-m", "hybridflow", "ppo", *words]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as parent:
+        most, supervisor = 0, psutil.Process(parent.pid)
+        while parent.poll() is None:
+            raylets = [each for each in supervisor.children(recursive=True) if _name(each) == "raylet"]
+            most = max(most, len(raylets))
+            time.sleep(0.2)
+        assert parent.stdout is not None
+        said = parent.stdout.read()
+    assert parent.returncode == 0, said
+    assert most == 1
+    assert steps_of(run_dir) == [0, 1, 2, 3, 4]
+    assert "from step 2, 1 step back" in " ".join(said.split())
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""

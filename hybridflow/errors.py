@@ -181,6 +181,10 @@ class ResourceError(HybridflowError):
     """Devices, ports, memory or disk space that are not available."""
 
 
+class NoRoom(ResourceError):
+    """Lost processes for which the cluster has no devices any more, in a run that may continue on fewer."""
+
+
 class ClusterLost(ResourceError):
     """The cluster's head does not respond, or Ray has ended."""
 

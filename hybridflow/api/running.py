@@ -14,8 +14,9 @@ from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import STRICT, Faults, HybridflowError, explained
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine
-from hybridflow.launch.execute import OpenedRun, opened_run
+from hybridflow.launch.execute import opened_run
 from hybridflow.launch.messages import say_finished
+from hybridflow.launch.opened_run import OpenedRun
 from hybridflow.launch.prepare import Prepared, begin_log, checked_plan, prepare_planned
 from hybridflow.observability.logs import logging_restored
 from hybridflow.observability.printable import PlainConsole, error_console
@@ -25,7 +26,7 @@ from hybridflow.optional import check_builds
 def run_composed(composed: Composed, after_step: AfterStep) -> Result:
     """Executes a run and returns its result. Raises what ended it: an error, or `KeyboardInterrupt` after Ctrl-C."""
     with opened(composed, after_step) as (run, stop):
-        outcome = run.loop.run()
+        outcome = run.train()
     if outcome.stopped is not None:
         interrupt(stop)
     return Result(run.run.checkpoints.run_dir)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
+from hybridflow.config.elastic import Elastic
 from hybridflow.config.faults import Faults
 from hybridflow.config.placement import Device, ParallelismKind
 from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, AT_LEAST_1_OR_AUTO, FROM_0_TO_BELOW_1
@@ -82,6 +83,9 @@ class Trainer(Section):
 
     faults: Faults = field(default_factory=Faults)
     """Policies by kind of fault."""
+
+    elastic: Elastic = field(default_factory=Elastic)
+    """Whether the run continues on other devices when nodes leave or join the cluster."""
 
     restarts: Annotated[int, AT_LEAST_0] = 0
     """How often the run's process (the driver) is started again after it was killed or has crashed; it resumes from the

@@ -3,28 +3,25 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from typing import Any
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.checkpointing import Checkpointing
-from hybridflow.dataflows.run import Outcome, Run, Snapshot, Stopped
+from hybridflow.dataflows.run import Outcome, Run, Stopped
+from hybridflow.dataflows.snapshots import Snapshots
 from hybridflow.dataflows.stages import stage_name
 from hybridflow.dataflows.step import failing_in, size_of
 from hybridflow.dataflows.training_samples import TrainingSamples
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.claim import check_in_place, is_in_place, let_go
+from hybridflow.elastic.devices import NewPlan
 from hybridflow.elastic.faults import fault_point
 from hybridflow.elastic.stopping import Abandoned
 from hybridflow.elastic.survival import Survival
-from hybridflow.errors import (
-    NumericError,
-    WorkerDied,
-    WorkerError,
-    WorkerHangs,
-)
+from hybridflow.errors import HybridflowError, NoRoom, NumericError
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, measured, plain
@@ -52,7 +49,7 @@ class Loop:
         self._evaluation: dict[str, float] = {}
         self._unlogged: dict[str, float] | None = None
         self._position = self._where_data_is()
-        self._snapshot: Snapshot | None = None
+        self._snapshots = Snapshots(run)
         self._left_out: list[int] = []
         """Steps whose first batch is left out because of a fault; a step may be there more than once."""
         self._step_seconds: float | None = None
@@ -74,13 +71,20 @@ class Loop:
         logger.info("resumed checkpoint=%s step=%d", checkpoint.path, checkpoint.step)
 
     def run(self) -> Outcome:
-        """Trains to the end, or until the run is stopped; logs every step, and evaluates and saves the last one."""
+        """Trains to the end, or until the run is stopped; logs every step, and evaluates and saves the last one.
+
+        Raises `NewPlan` if the run continues on other devices, from the last checkpoint.
+        """
         with self.may_be_abandoned():
             self._surviving(self.begin)
             while not self.is_over:
                 self._surviving(self._take_step)
                 self._surviving(self._end_step)
                 self._check_learning()
+                if not self.is_over and self._run.grows():
+                    self._surviving(self._save_and_finish)
+                    if self.saved.step == self._step:
+                        raise NewPlan
         return self.outcome
 
     @property
@@ -108,7 +112,7 @@ class Loop:
             self.saved.end(error)
             if is_in_place(self._run.checkpoints.run_dir):
                 self.log_step()
-                if isinstance(error, Exception):
+                if isinstance(error, Exception) and not isinstance(error, NewPlan):
                     self._samples.end_run(self._step)
             raise
         self._samples.end_run(self._step)
@@ -172,8 +176,8 @@ class Loop:
             self.save()
         if is_last or is_asked:
             self.saved.finish()
-        else:
-            self._keep_snapshot()
+        elif not self.saved.is_writing:  # from another copy
+            self._snapshots.keep(self._step, self._state)
 
     def _check_learning(self) -> None:
         """Saves and raises `NumericError` if nothing has been learned for `trainer.no_learning_steps`."""
@@ -181,8 +185,7 @@ class Loop:
         if steps is None or (advice := self._diagnosis.no_learning(steps)) is None or self.is_over:
             return
         if saves:
-            self.save()
-            self.saved.finish()
+            self._save_and_finish()
         raise NumericError(
             f"{advice.message} The run ends here (trainer.no_learning_steps={steps}).", remedy=advice.remedy
         )
@@ -210,23 +213,28 @@ class Loop:
             raise error
         if survival.leaves_out_batch:
             if at in self._left_out:  # the copy in memory may be damaged
-                self._snapshot = None
+                self._snapshots.last = None
             self._left_out.append(at)
             logger.warning("the batch of step %d is left out", at + 1)
         try:
             self._restore(survival)
+        except NoRoom as lost:
+            with suppress(HybridflowError):
+                if survival.is_kept:  # the trained models are on other nodes
+                    self._save_and_finish()
+            raise NewPlan from lost
         except Exception as further:  # noqa: BLE001 (as above)
             self._recover(further, at=at)
 
     def _restore(self, survival: Survival) -> None:
-        run, kept = self._run, self._snapshot
+        run, kept = self._run, self._snapshots.last
         has_copy = kept is not None or self.saved.has_begun
         is_kept = survival.replace(has_copy=has_copy)
         if not is_kept:
             self.saved.end(None)
         if is_kept:
             self._go_to(self._step, self._state())
-        elif kept is not None and kept.step >= self.saved.step and self._is_restored(kept):
+        elif kept is not None and kept.step >= self.saved.step and self._snapshots.restore():
             self._go_to(kept.step, kept.state)
         elif self.saved.path is not None:
             self.resume(run.checkpoints.open(self.saved.path))
@@ -329,35 +337,14 @@ class Loop:
             self.saved.begin(self._step, state)
         run.trace.record("checkpoint", self._step, started, time.perf_counter() - started)
 
+    def _save_and_finish(self) -> None:
+        self.save()
+        self.saved.finish()
+
     def _where_data_is(self) -> dict[str, object]:
         """A copy of the driver's state between two steps."""
         streams = {name: loader.state() for name, loader in self._run.streams.items()}
         return deepcopy({"streams": streams, "dataflow": self._run.dataflow.state()})
-
-    def _is_restored(self, kept: Snapshot) -> bool:
-        """Restores a snapshot; false if it is lost, with the node of a rank."""
-        self._snapshot = None
-        try:
-            wait(*(role.roll_back(kept.roles[name]) for name, role in self._run.learners.items()))
-        except (WorkerDied, WorkerHangs):
-            raise
-        except WorkerError as error:
-            logger.warning("the copy of the trained state after step %d is lost: %s", kept.step, error.message)
-            return False
-        self._snapshot = kept
-        return True
-
-    def _keep_snapshot(self) -> None:
-        """Copies the trained state into memory, if that is due and no checkpoint has another copy of it."""
-        run, survival = self._run, self._run.survival
-        if survival is None or self.saved.is_writing or not survival.is_snapshot_due:
-            return
-        started = time.perf_counter()
-        with run.timers.stage("snapshot"):
-            roles = {name: role.snapshot().result() for name, role in run.learners.items()}
-        self._snapshot = Snapshot(self._step, deepcopy(self._state()), roles)
-        survival.snapshot_taken(time.perf_counter() - started)
-        run.trace.skip()
 
     def _state(self) -> dict[str, Any]:
         """The driver's state after this step, which is restored with that of the roles."""

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Abandons
-from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.evaluation import Decode, Evaluate
 from hybridflow.dataflows.interface import Dataflow, Stream
 from hybridflow.dataflows.roles import Policy, Trainable
@@ -76,18 +75,8 @@ class Run:
     begun: Callable[[], None] = lambda: None
     """Called once all roles have their weights, before the first evaluation or step."""
     after_step: AfterStep = lambda step, metrics: False
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of a run after a step, in memory."""
-
-    step: int
-    state: Mapping[str, Any]
-    """The driver's."""
-
-    roles: Mapping[str, BatchRef]
-    """Those of the trained roles, on the nodes of their ranks."""
+    grows: Callable[[], bool] = lambda: False
+    """Called between two steps: whether the run continues on more devices."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The file with a line for each fault that a run has survived, or that ended it."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hybridflow.observability.jsonlines import Json, JsonLinesFile
@@ -9,8 +9,10 @@ from hybridflow.observability.jsonlines import Json, JsonLinesFile
 logger = logging.getLogger(__name__)
 
 
-def append_faults(ledger: Path, faults: Iterable[Mapping[str, Json]], outcome: Mapping[str, Json]) -> None:
+def append_faults(ledger: Path, faults: Sequence[Mapping[str, Json]], outcome: Mapping[str, Json]) -> None:
     """Appends faults, each with what became of it; logs a warning if the file cannot be written."""
+    if not faults:
+        return
     try:
         file = JsonLinesFile(ledger)
         for fault in faults:

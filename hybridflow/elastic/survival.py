@@ -4,6 +4,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +29,24 @@ _MOST_CHARACTERS = 300
 
 _FIRST_PAUSE_SECONDS = 1.0
 """The pause before a step is retried; twice as long before each further retry."""
+
+
+@dataclass
+class FaultHistory:
+    """The faults of a run, which outlive its processes and its plans."""
+
+    recent: deque[float] = field(default_factory=deque)
+    """When the faults of the last hour occurred."""
+
+    at_step: Counter[tuple[int, str]] = field(default_factory=Counter)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_IN_HISTORY))
+    open: list[dict[str, Any]] = field(default_factory=list)
+    """The faults since the run last continued."""
+    times: list[float] = field(default_factory=list)
+    """When they happened, in seconds of `time.monotonic`."""
+    reached: dict[int, float] = field(default_factory=dict)
+    """When the run was after a step, on a clock that leaves out the time that faults have cost."""
+    cost: float = 0.0
 
 
 class Survival:
@@ -56,6 +75,7 @@ class Survival:
         reconnect: Callable[[], None],
         ledger: Path,
         respawns: bool = True,
+        history: FaultHistory | None = None,
     ) -> None:
         self._calls = calls
         self._policies = trainer.faults
@@ -67,18 +87,9 @@ class Survival:
         self._respawns = respawns
         self._fraction = fraction_of_copies(trainer, respawns=respawns)
         self._next_snapshot = 0.0
-        self._recent: deque[float] = deque()
-        self._at_step: Counter[tuple[int, str]] = Counter()
-        self._history: deque[str] = deque(maxlen=_MOST_IN_HISTORY)
-        self._faults: list[dict[str, Any]] = []
-        """The faults since the run last continued."""
+        self._history = history or FaultHistory()
         self._policy = FaultPolicy.stop
         self._is_kept = True
-        self._times: list[float] = []
-        """When they happened, in seconds of `time.monotonic`."""
-        self._reached: dict[int, float] = {}
-        """When the run was after a step, on a clock that leaves out the time that faults have cost."""
-        self._cost = 0.0
         self._pools: set[str] = set()
         self._raised_in: set[str] = set()
         """The pools of processes that raised an error and must be replaced."""
@@ -86,7 +97,7 @@ class Survival:
 
     def reached(self, step: int) -> None:
         """Notes that the run continues from the state after a step, as it also does after a fault."""
-        self._reached[step] = time.monotonic() - self._cost
+        self._history.reached[step] = time.monotonic() - self._history.cost
 
     def can_survive(self, error: Exception, *, step: int) -> bool:
         """Notes a fault after `step` steps. Returns whether the run may continue; if not, the error then says why."""
@@ -94,16 +105,16 @@ class Survival:
             return False
         kind = kind_of(error)
         policy = self._policy_for(error, kind)
-        is_first = not self._recent
+        is_first = not self._history.recent
         self._count(kind, step)
         self._note(error, kind, policy, step)
         reason = self._reason_to_end(kind, step)
         if policy is FaultPolicy.stop or reason:
             if isinstance(error, HybridflowError) and not (policy is FaultPolicy.stop and is_first):
-                found = reason or f"{counted(len(self._recent), 'fault')} within an hour"
-                lists = f"{self._ledger} lists them: {'; '.join(self._history)}"
+                found = reason or f"{counted(len(self._history.recent), 'fault')} within an hour"
+                lists = f"{self._ledger} lists them: {'; '.join(self._history.lines)}"
                 error.message += f" The run ends here, after {found}; {lists}."
-            self._record({})
+            self.ended()
             return False
         logger.warning("fault: %s (kind=%s policy=%s)", shortened(error), kind.name, policy.name)
         self._policy = policy
@@ -150,17 +161,28 @@ class Survival:
         self._reconnect()
         return self._is_kept
 
-    def continued(self, *, step: int) -> None:
+    @property
+    def is_kept(self) -> bool:
+        """Whether the trained models of all pools are as they were when the step began."""
+        return self._is_kept
+
+    def continued(self, *, step: int, plan: str = "") -> None:
         """Records that the run continues after this many steps, and what each fault has cost: the time until the next
-        one or until now and, for the first, the time since the run was last after that step."""
+        one or until now and, for the first, the time since the run was last after that step. `plan` has the devices of
+        a new plan, if there is one."""
         now, pools = time.monotonic(), ",".join(sorted(self._pools))
-        seconds, lost = now - self._times[0], max(int(fault["step"]) for fault in self._faults) - step
-        since = [self._reached.get(step, self._times[0] - self._cost) + self._cost, *self._times[1:], now]
-        self._cost += now - since[0]
-        for fault, at, (start, end) in zip(self._faults, self._times, pairwise(since), strict=True):
+        seconds, lost = now - self._history.times[0], max(int(fault["step"]) for fault in self._history.open) - step
+        since = [
+            self._history.reached.get(step, self._history.times[0] - self._history.cost) + self._history.cost,
+            *self._history.times[1:],
+            now,
+        ]
+        self._history.cost += now - since[0]
+        for fault, at, (start, end) in zip(self._history.open, self._history.times, pairwise(since), strict=True):
             fault |= {"seconds": round(now - at, 3), "cost_seconds": round(end - start, 3)}
-        self._record({"pools": pools, "resumed_step": step})
+        self._record({"pools": pools, "resumed_step": step, **({"plan": plan} if plan else {})})
         done = f"new processes in pool={pools}" if pools else "the step is repeated" if self._is_kept else "rolled back"
+        done = f"a new plan with {plan}" if plan else done
         logger.warning(
             "recovered: %s after %.1f s; the run continues after step %d%s.",
             done, seconds, step, f", {counted(lost, 'step')} back" if lost else "",
@@ -168,6 +190,10 @@ class Survival:
         self._is_kept, self._retries = True, 0
         self._pools.clear()
         self._raised_in.clear()
+
+    def ended(self) -> None:
+        """Records that the run ends after the faults since it last continued."""
+        self._record({})
 
     def _policy_for(self, error: Exception, kind: Kind) -> FaultPolicy:
         """The policy of the kind, if it is possible in this run."""
@@ -177,18 +203,18 @@ class Survival:
 
     def _count(self, kind: Kind, step: int) -> None:
         now = time.monotonic()
-        self._times.append(now)
-        while self._recent and self._recent[0] < now - _HOUR:
-            self._recent.popleft()
-        self._recent.append(now)
-        self._at_step[step, kind.name] += 1
+        self._history.times.append(now)
+        while self._history.recent and self._history.recent[0] < now - _HOUR:
+            self._history.recent.popleft()
+        self._history.recent.append(now)
+        self._history.at_step[step, kind.name] += 1
 
     def _reason_to_end(self, kind: Kind, step: int) -> str:
         """The limit that the faults have exceeded; empty if none."""
-        in_step = sum(count for (at, _), count in self._at_step.items() if at == step)
-        if len(self._recent) > self._most:
-            return f"{counted(len(self._recent), 'fault')} within an hour (trainer.max_faults={self._most})"
-        if in_step > MOST_IN_STEP or self._at_step[step, kind.name] > kind.most_in_step:
+        in_step = sum(count for (at, _), count in self._history.at_step.items() if at == step)
+        if len(self._history.recent) > self._most:
+            return f"{counted(len(self._history.recent), 'fault')} within an hour (trainer.max_faults={self._most})"
+        if in_step > MOST_IN_STEP or self._history.at_step[step, kind.name] > kind.most_in_step:
             return f"{counted(in_step, 'fault')} in step {step + 1}"
         return ""
 
@@ -198,14 +224,15 @@ class Survival:
         fault = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": type(error).__name__}
         message = error.message if isinstance(error, HybridflowError) else str(error)
         stacks = {"stacks": error.worker_traceback.splitlines()} if isinstance(error, WorkerHangs) else {}
-        self._faults.append(fault | {"kind": kind.name, "policy": policy.name} | place | {"message": message} | stacks)
+        fault |= {"kind": kind.name, "policy": policy.name}
+        self._history.open.append(fault | place | {"message": message} | stacks)
         where = f" of {error.role} rank {error.rank} in {error.method}" if isinstance(error, WorkerError) else ""
-        self._history.append(f"step {step + 1}, {kind.name}{where} ({type(error).__name__})")
+        self._history.lines.append(f"step {step + 1}, {kind.name}{where} ({type(error).__name__})")
 
     def _record(self, outcome: dict[str, str | int | float]) -> None:
-        append_faults(self._ledger, self._faults, outcome)
-        self._faults.clear()
-        self._times.clear()
+        append_faults(self._ledger, self._history.open, outcome)
+        self._history.open.clear()
+        self._history.times.clear()
 
 
 def fraction_of_copies(trainer: Trainer, *, respawns: bool) -> float:

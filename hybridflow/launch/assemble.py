@@ -26,9 +26,10 @@ from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import remote_checkpoints
 from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.stopping import Stop
-from hybridflow.elastic.survival import Survival
+from hybridflow.elastic.survival import FaultHistory, Survival
 from hybridflow.launch.plan.data import RunData, with_precomputed
 from hybridflow.launch.plan.dataflow import calling
+from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.responses_file import ResponsesFile, origin_of_responses
@@ -58,22 +59,12 @@ def assemble(
     stop: Stop,
     report: Callable[[], None],
     begun: Callable[[], None],
+    history: FaultHistory,
 ) -> Run:
     """Starts the backend and the roles and connects them to the loop; closing the stack stops them."""
     plan, data = prepared.plan, prepared.data
     config, trainer = plan.config, plan.config.trainer
-    options = BackendOptions(
-        devices=trainer.devices,
-        nodes=trainer.nodes,
-        device=plan.device,
-        cpu_devices=sum(size for pool, size in plan.pools.items() if is_of_cpus(config, pool)),
-        threads=trainer.threads,
-        start_timeout_seconds=trainer.start_timeout_seconds,
-        hang_timeout_seconds=trainer.hang_timeout_seconds,
-        call_timeout_seconds=trainer.call_timeout_seconds,
-        while_waiting=stop.check,  # the driver may have to stop while it waits for workers
-    )
-    backend = make_backend(plan.backend.name, options)
+    backend = make_backend(plan.backend.name, _options(plan, stop))
     stack.callback(backend.shutdown)
     meet = None
     if plan.backend is BackendKind.ray:
@@ -107,7 +98,23 @@ def assemble(
         stop=stop,
         report=report,
         begun=begun,
-        survival=_survival(prepared, backend, groups),
+        survival=_survival(prepared, backend, groups, history),
+    )
+
+
+def _options(plan: RunPlan, stop: Stop) -> BackendOptions:
+    config, trainer = plan.config, plan.config.trainer
+    return BackendOptions(
+        devices=trainer.devices,
+        nodes=trainer.nodes,
+        device=plan.device,
+        cpu_devices=sum(size for pool, size in plan.pools.items() if is_of_cpus(config, pool)),
+        threads=trainer.threads,
+        start_timeout_seconds=trainer.start_timeout_seconds,
+        hang_timeout_seconds=trainer.hang_timeout_seconds,
+        call_timeout_seconds=trainer.call_timeout_seconds,
+        room_timeout_seconds=None if trainer.elastic.min_devices is None else trainer.elastic.wait_seconds,
+        while_waiting=stop.check,  # the driver may have to stop while it waits for workers
     )
 
 
@@ -116,7 +123,9 @@ def _mirror(trainer: Trainer, store: CheckpointStore) -> Mirror | None:
     return None if remote is None else Mirror(store, remote)
 
 
-def _survival(prepared: Prepared, backend: Backend, groups: Mapping[str, WorkerGroup]) -> Survival:
+def _survival(
+    prepared: Prepared, backend: Backend, groups: Mapping[str, WorkerGroup], history: FaultHistory
+) -> Survival:
     return Survival(
         backend,
         trainer=prepared.plan.config.trainer,
@@ -125,6 +134,7 @@ def _survival(prepared: Prepared, backend: Backend, groups: Mapping[str, WorkerG
         reconnect=partial(connect_rollout, groups),
         ledger=prepared.directory / FAULTS_FILE,
         respawns=prepared.plan.backend is BackendKind.ray,
+        history=history,
     )
 
 

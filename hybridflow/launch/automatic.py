@@ -39,12 +39,17 @@ _PLANNED_FROM = ("actor.", "critic.", "data.", "model.", "placement.", "reward."
 """Sections of settings that a plan depends on."""
 
 
-def plan_fully(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
-    """The plan of a run with every placement and layout that it leaves to hybridflow. Logs them."""
-    is_decided = not leaves_open(composed.config)
+def plan_fully(
+    composed: Composed, faults: Faults = STRICT, *, device: str | None = None, before: RunPlan | None = None
+) -> RunPlan:
+    """The plan of a run with every placement and layout that it leaves to hybridflow. Logs them.
+
+    `before` is the plan of a run that may change its devices; nothing is logged if the number stays the same.
+    """
+    is_decided = before is None and not leaves_open(composed.config)
     plan = plan_run(composed, faults, device=device, has_layouts=is_decided)
     if not is_automatic(plan):
-        return plan if is_decided else plan_run(plan.composed, faults, device=plan.device)
+        return plan if is_decided else replace(plan_run(plan.composed, faults, device=plan.device), asked=composed)
     check_not_placed_twice(plan)
     request = request_of(plan, trace_step(plan), devices_of(plan))
     for problem in given_problems(plan, request):
@@ -52,9 +57,13 @@ def plan_fully(composed: Composed, faults: Faults = STRICT, *, device: str | Non
     found = answer(request)
     if not found.plans:
         raise _nothing_fits(found)
-    composed = with_plan(plan, found.plans[0])
-    _log(found.plans[0], composed)
-    return plan_run(composed, faults, device=plan.device)
+    planned = with_plan(plan, found.plans[0])
+    if before is None:
+        _log(found.plans[0], planned)
+    elif num_devices(planned.config) != num_devices(before.config):
+        logger.info("old plan: %s", "; ".join(_lines_of(before)))
+        logger.info("new plan: %s", "; ".join(_lines_of_planned(found.plans[0])))
+    return replace(plan_run(planned, faults, device=plan.device), asked=composed)
 
 
 def with_plan(plan: RunPlan, best: PlannedStep) -> Composed:
@@ -112,11 +121,7 @@ def as_recorded(settings: Mapping[str, object], trainer: str) -> Composed:
 
 def _log(best: PlannedStep, composed: Composed) -> None:
     """Logs where each role runs; for a resumed run also where it ran before, and why that changes."""
-    new = [
-        f"role={role} pool={pool} devices={devices} {best.layouts[role].in_words}"
-        for pool, (roles, devices) in best.pools.items()
-        for role in roles
-    ]
+    new = _lines_of_planned(best)
     saved, old = saved_settings(composed.config), []
     if saved and not is_other_run(saved, composed.redacted()):
         with suppress(HybridflowError):  # of another version, or with files that are no longer there
@@ -130,6 +135,14 @@ def _log(best: PlannedStep, composed: Composed) -> None:
     for line in new:
         logger.info("%s: %s", "new plan" if is_changed else "plan", line)
     logger.info("plan: predicted seconds per step: %.3g", best.seconds)
+
+
+def _lines_of_planned(best: PlannedStep) -> list[str]:
+    return [
+        f"role={role} pool={pool} devices={devices} {best.layouts[role].in_words}"
+        for pool, (roles, devices) in best.pools.items()
+        for role in roles
+    ]
 
 
 def _lines_of(plan: RunPlan) -> list[str]:

@@ -66,9 +66,12 @@ def prepare_planned(plan: RunPlan, faults: Faults = STRICT) -> Prepared:
     return Prepared(plan, data, earlier.directory, checkpoint, inputs, earlier)
 
 
-def checked_plan(composed: Composed, faults: Faults = STRICT, *, device: str | None = None) -> RunPlan:
-    """The plan of a run, checked by all rules that need no data; `device` as in `plan_run`."""
-    plan = plan_fully(composed, faults, device=device)
+def checked_plan(
+    composed: Composed, faults: Faults = STRICT, *, device: str | None = None, before: RunPlan | None = None
+) -> RunPlan:
+    """The plan of a run, checked by all rules that need no data; for `device` see `plan_run`, for `before`
+    `plan_fully`."""
+    plan = plan_fully(composed, faults, device=device, before=before)
     faults.check(PLAN_RULES, plan)
     if composed.config.trainer.epochs is None:
         faults.check(LENGTH_RULES, plan)

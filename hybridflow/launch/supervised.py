@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ class _Supervisor:
             return status_after(self._asked), True
         return status, status in _STOPPED
 
-    def _be_child(self, start: Start, parent: int, write: int, masked: set[signal.Signals]) -> NoReturn:
+    def _be_child(self, start: Start, parent: int, write: int, masked: Iterable[int]) -> NoReturn:
         """Runs; never returns to the code that this process shares with its parent."""
         status = 1
         try:

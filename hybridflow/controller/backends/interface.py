@@ -83,6 +83,9 @@ class BackendOptions:
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
     hang_timeout_seconds: float = 20.0
     call_timeout_seconds: float = 7200.0
+    room_timeout_seconds: float | None = None
+    """How long `respawn` waits for devices before it raises `NoRoom`; None: as long as for the start of processes."""
+
     while_waiting: Callable[[], None] = lambda: None
     """Called about twice per second while the driver waits for workers in other processes; may raise."""
 
@@ -129,7 +132,15 @@ class Respawns(Protocol):
         ...
 
 
-class Backend(Abandons, Respawns, Protocol):
+class FindsDevices(Protocol):
+    """Finds devices to which a run can move."""
+
+    def devices(self) -> list[int]:
+        """The devices of each node that this run has or could have, in descending order."""
+        ...
+
+
+class Backend(Abandons, Respawns, FindsDevices, Protocol):
     """Runs workers. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
     call_log: CallLog

@@ -89,6 +89,10 @@ class LocalBackend:
                 for spec in self._specs[pool]:
                     self._build(hosts, spec)
 
+    def devices(self) -> list[int]:
+        """One: those of this process."""
+        return [1]
+
     def kill(self, handles: Sequence[Handle]) -> None:
         """Closes and forgets the pools of these workers."""
         for handle in handles:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec
@@ -74,10 +74,15 @@ def with_all_devices(composed: Composed) -> Composed:
     trainer = composed.config.trainer
     if trainer.devices:
         return composed
-    counts = _devices_of_nodes(trainer)
+    return with_devices(composed, _devices_of_nodes(trainer))
+
+
+def with_devices(composed: Composed, counts: Sequence[int]) -> Composed:
+    """The same run on nodes with these numbers of devices, as `trainer.devices=auto` chooses them. Logs them."""
     devices, nodes = (counts[0], len(counts)) if len({*counts}) == 1 else (sum(counts), 1)
     logger.info("trainer.devices=auto: devices=%d nodes=%d", devices, nodes)
-    return with_values(with_values(composed, {"trainer.devices": devices}, AUTO), {"trainer.nodes": nodes}, "device")
+    found = with_values(composed, {"trainer.devices": devices, "trainer.nodes": nodes}, "device")
+    return replace(found, origins={**found.origins, "trainer.devices": AUTO})
 
 
 def _devices_of_nodes(trainer: Trainer) -> list[int]:

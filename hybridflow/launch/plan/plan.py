@@ -60,6 +60,9 @@ class RunPlan:
     """The plan of a run. Made once; the only source of these facts."""
 
     composed: Composed
+    asked: Composed
+    """The configuration before anything was planned or chosen for the devices that are there."""
+
     device: str
     """`cpu` or `cuda`; see `device_of` for that of a pool."""
 
@@ -130,7 +133,7 @@ def plan_run(
     gap, such as a loss that cannot be called; raises `HybridflowError` if there is no plan, as for a dataflow that does
     not exist.
     """
-    dataflow = find_dataflow(composed.config.dataflow)
+    asked, dataflow = composed, find_dataflow(composed.config.dataflow)
     settings = make_settings(dataflow, composed.config.dataflow_settings, faults)
     composed = with_all_devices(composed)
     device = find_device(composed.config) if device is None else device
@@ -143,6 +146,7 @@ def plan_run(
     roles = tuple(plan_roles(config, dataflow, settings, has_layouts=has_layouts))
     return RunPlan(
         composed=with_old_logprobs_explained(composed, dataflow, wants=wants),
+        asked=asked,
         device=device,
         backend=backend_kind(config),
         dataflow=dataflow,

@@ -170,10 +170,11 @@ def unknown_roles(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Conf
 
 
 def backend_kind(config: Experiment) -> BackendKind:
-    """local or ray; `auto` is local for one pool of one device."""
+    """local or ray; `auto` is local for one pool of one device, unless nodes may join."""
     if config.trainer.backend is not BackendKind.auto:
         return config.trainer.backend
-    return BackendKind.local if sum(pool_sizes(config).values()) == 1 else BackendKind.ray
+    is_one = sum(pool_sizes(config).values()) == 1 and config.trainer.elastic.min_devices is None
+    return BackendKind.local if is_one else BackendKind.ray
 
 
 def training_temperature(config: Experiment, dataflow: type[Dataflow]) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hybridflow.errors import Problem
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.rules import algorithm, layouts, memory, models, resources
+from hybridflow.launch.rules import algorithm, elastic, layouts, memory, models, resources
 from hybridflow.launch.rules.unused_settings import unused_settings
 
 DATAFLOW_RULES = (algorithm.algorithm_problems, layouts.critic_layout_problems, layouts.placement_problems)
@@ -27,6 +27,7 @@ PLAN_RULES = (
     *STEP_RULES,
     algorithm.gradient_problems,
     algorithm.reward_weight_problems,
+    elastic.elastic_problems,
     resources.pool_problems,
     resources.tracker_problems,
     resources.engine_problems,

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from hybridflow.elastic.claim import is_claimed
 from hybridflow.errors import ConfigError, ResourceError, WorkerError
-from hybridflow.launch import execute as execute_module
-from hybridflow.launch import run_directory
+from hybridflow.launch import opened_run, reporting, run_directory
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.execute import execute
 from hybridflow.launch.prepare import checked_data, checked_plan
@@ -121,7 +120,7 @@ def test_ctrl_c_while_a_run_over_an_earlier_one_loads_says_that_it_is_put_back(w
         os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(execute_module, "assemble", interrupted)
+        patched.setattr(opened_run, "assemble", interrupted)
         command = [*words.common, "algorithm=grpo", "trainer.resume=never", f"trainer.run_dir={directory}"]
         assert main_ppo.main(command) == 130
     said = capsys.readouterr().err
@@ -154,7 +153,7 @@ def test_the_directory_is_held_until_the_ending_is_written_and_not_after(words, 
         held.append(is_claimed(run_dir))
         write_ending(run_dir, ending)
 
-    monkeypatch.setattr(execute_module, "write_ending", watched)
+    monkeypatch.setattr(reporting, "write_ending", watched)
     assert not is_claimed(words.run("run", "trainer.total_steps=1").run_dir)
     assert held == [True]
 

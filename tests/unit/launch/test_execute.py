@@ -19,9 +19,10 @@ from hybridflow.elastic.recovery import resolve_resume
 from hybridflow.errors import CheckpointError, ConfigError, WorkerError
 from hybridflow.launch import run_directory
 from hybridflow.launch.compose.compose import compose_run
-from hybridflow.launch.execute import _Reporting, execute
+from hybridflow.launch.execute import execute
 from hybridflow.launch.messages import Finished
 from hybridflow.launch.prepare import Prepared, prepare
+from hybridflow.launch.reporting import Reporting
 from hybridflow.observability.ending import Ending
 from hybridflow.trainer import main_ppo
 from tests.toys import MakeToy
@@ -218,14 +219,14 @@ def test_a_data_file_without_rows_is_status_2_and_touches_nothing(words, capsys)
 def test_a_report_that_cannot_be_made_does_not_hide_how_the_run_ended(words, caplog):
     prepared = words.prepared("gone")
     directory = prepared.directory
-    assert _Reporting(prepared).end(Ending("done", "25 steps")) is None
+    assert Reporting(prepared).end(Ending("done", "25 steps")) is None
     (directory / "run.log").unlink()
-    _Reporting(prepared).end(Ending("done", "25 steps"))
+    Reporting(prepared).end(Ending("done", "25 steps"))
     assert f"file={directory}/metrics.jsonl no longer exists, so report.html is not written" in caplog.text
     assert caplog.text.count(f"file={directory}/run.log no longer exists") == 1
     (directory / "metrics.jsonl").write_text('{"step": 1}\n')
     (directory / "config.yaml").write_bytes(b"\xff\xfe")
-    assert _Reporting(prepared).end(Ending("failed", "the run's own error")) is None
+    assert Reporting(prepared).end(Ending("failed", "the run's own error")) is None
     assert "report.html could not be written: " in caplog.text
 
 
@@ -281,6 +282,6 @@ def test_ctrl_c_while_the_last_lines_are_written_is_not_called_before_the_run(wo
 def test_a_run_that_no_process_can_watch_says_so_and_goes_on(words, monkeypatch, caplog):
     prepared = words.prepared("unwatched")
     monkeypatch.setattr(sys, "executable", str(words.folder / "no_python"))
-    _Reporting(prepared).begin()
+    Reporting(prepared).begin()
     assert "no process watches this run ([Errno 2] No such file" in caplog.text
     assert "if it is killed, its ending is not recorded" in caplog.text

@@ -16,9 +16,17 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import remove_placement_group
 
 from hybridflow.controller.backends.interface import Arguments, BackendOptions, Broken, Handle, Pending, Stored
-from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect
+from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect, free_node_devices, is_joined
 from hybridflow.controller.backends.ray.host import Host, host_of
-from hybridflow.controller.backends.ray.placement import PlacedPool, not_replaced, placed_pool, warn_of_divided_groups
+from hybridflow.controller.backends.ray.placement import (
+    PlacedPool,
+    devices_by_node,
+    lacks_devices,
+    no_room,
+    not_replaced,
+    placed_pool,
+    warn_of_divided_groups,
+)
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.backends.ray.watch import DEATHS, Watch, references_of
 from hybridflow.controller.call_log import CallLog
@@ -26,6 +34,9 @@ from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.observability.calls import Span
+
+_START_LOOK_SECONDS = 1.0
+"""How often a driver that waits for new processes checks whether there are devices for them."""
 
 POLL_SECONDS = 0.5
 """How often a waiting driver checks the other calls and all processes."""
@@ -38,6 +49,8 @@ class RayBackend:
         self._while_waiting = options.while_waiting
         self._threads = options.threads or max(1, (os.cpu_count() or 1) // (options.devices + options.cpu_devices))
         self._start_timeout_seconds = options.start_timeout_seconds
+        self._room_timeout_seconds = options.room_timeout_seconds
+        self._device = options.device
         self._pools: dict[ResourcePool, PlacedPool] = {}
         self._owns_ray = connect(options.devices, options.nodes, options.device, cpu_devices=options.cpu_devices)
         self._pulse = Pulse()
@@ -169,26 +182,49 @@ class RayBackend:
     def respawn(self, pools: Collection[str]) -> None:
         """New actors, in the same places of the placement groups; of a lost node, where Ray finds others.
 
-        Raises `ResourceError` if they do not start.
+        Raises `ResourceError` if they do not start, and `NoRoom` if no node has room for them in time.
         """
         lost = [placed for pool, placed in self._pools.items() if pool.name in pools]
-        deadline, waiting = time.monotonic() + self._start_timeout_seconds, lost
+        began, waiting = time.monotonic(), lost
         while waiting:
             for placed in waiting:
                 for host in placed.hosts:
                     host.end()
                 self._watch.forget(placed.hosts)
                 placed.restart()
-            self._watch.ask_for_signs_of_life(seconds=max(0.0, deadline - time.monotonic()))
-            for placed in waiting:
-                missing = [host.rank for host in placed.hosts if host.sign_of_life is not None]
-                if missing:
-                    raise not_replaced(placed.hosts[0].pool, missing, self._start_timeout_seconds)
+            self._await_start(waiting, began)
             # Ray may take a while to notice that a node is lost, and until then starts actors there.
             waiting = [placed for placed in waiting if any(host.is_on_lost_node for host in placed.hosts)]
         for placed in lost:
             for role, packed in placed.specs:
                 self._built(placed, role, packed)
+
+    def _await_start(self, pools: Sequence[PlacedPool], began: float) -> None:
+        """Returns once all processes of these pools have started, or have ended."""
+        while True:
+            self._watch.ask_for_signs_of_life(seconds=_START_LOOK_SECONDS)
+            waited, room = time.monotonic() - began, self._room_timeout_seconds
+            missing = {
+                placed.hosts[0].pool: ranks
+                for placed in pools
+                if (ranks := [host.rank for host in placed.hosts if host.sign_of_life is not None])
+            }
+            if not missing:
+                return
+            if room is not None and waited > room:
+                for pool, ranks in missing.items():
+                    if lacks_devices(self._pools[pool]):
+                        raise no_room(pool, ranks, waited)
+            if waited > self._start_timeout_seconds:
+                pool, ranks = next(iter(missing.items()))
+                raise not_replaced(pool, ranks, self._start_timeout_seconds)
+
+    def devices(self) -> list[int]:
+        """Those that are free or belong to this run, on each node that has any. Ray's own cluster never grows."""
+        own = devices_by_node(self._pools)
+        found = free_node_devices(self._device) if is_joined() else dict.fromkeys(own, 0)
+        counts = (free + own[node] for node, free in found.items())
+        return sorted((count for count in counts if count), reverse=True)
 
     def _changes_begun(self, hosts: Sequence[Host], seconds: float) -> dict[Host, int]:
         """The changing calls that each process has begun, once it has left its call, which is cancelled.

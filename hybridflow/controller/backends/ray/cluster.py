@@ -14,6 +14,7 @@ import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.services import find_bootstrap_address
+from ray._private.state import available_resources_per_node
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -186,6 +187,12 @@ def joined_node_devices(device: str) -> list[int]:
     resource = resource_of(device)
     counts = (int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["Alive"])
     return [count for count in counts if count]
+
+
+def free_node_devices(device: str) -> dict[str, int]:
+    """The devices that are not in use, by the id of each node of the cluster."""
+    resource = resource_of(device)
+    return {node: int(free.get(resource, 0)) for node, free in available_resources_per_node().items()}
 
 
 def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[NodeGpus] | None:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,7 +24,7 @@ from hybridflow.controller.backends.ray.host import Host, started_host
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
-from hybridflow.errors import ResourceError
+from hybridflow.errors import NoRoom, ResourceError
 from hybridflow.parallel import ParallelMesh
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,9 @@ _LOOK_SECONDS = 1.0
 _KIND_OF_GPU, _SOME = "accelerator_type:", 0.001
 """A node has one unit of the resource that names the kind of its GPUs, however many it has; Ray's own tasks request the
 thousandth part of it."""
+
+_PLACED = "CREATED"
+"""Ray's state of a placement group whose bundles all have a node."""
 
 _QUIET_SECONDS = 5.0
 """Seconds until a waiting pool logs that it waits, or requests single devices if too few blocks are free."""
@@ -195,6 +199,21 @@ def _slots(pool: ResourcePool, group: PlacementGroup) -> list[Slot]:
     return slots_by_rank(nodes, devices_per_bundle=pool.devices // len(nodes), block=pool.block)
 
 
+def devices_by_node(pools: Mapping[ResourcePool, PlacedPool]) -> Counter[str]:
+    """The devices that pools have on each node, by its id; those that wait for a node are left out."""
+    found: Counter[str] = Counter()
+    for pool, placed in pools.items():
+        nodes = placement_group_table(placed.group)["bundles_to_node_id"]
+        for node in filter(None, nodes.values()):
+            found[node] += pool.devices // len(nodes)
+    return found
+
+
+def lacks_devices(placed: PlacedPool) -> bool:
+    """Whether a node of the pool is lost and Ray has found no other one."""
+    return placement_group_table(placed.group)["state"] != _PLACED
+
+
 def warn_of_divided_groups(spec: WorkerSpec, slots: Sequence[Slot]) -> None:
     """Warns if tensor-parallel groups of a role span nodes, because they exchange activations at every layer."""
     nodes = [slot.node for slot in slots]
@@ -251,6 +270,15 @@ def _bundle(pool: ResourcePool, resource: str, devices: int) -> dict[str, float]
     if pool.resource is None:
         return {resource: devices}
     return {resource: devices, pool.resource: _SOME if pool.resource.startswith(_KIND_OF_GPU) else devices}
+
+
+def no_room(pool: ResourcePool, ranks: Sequence[int], waited_seconds: float) -> NoRoom:
+    """The error for processes that were lost, and for which a run that may use fewer devices has waited."""
+    return NoRoom(
+        f"The processes of ranks {', '.join(map(str, ranks))} of the pool '{pool.name}' were lost, and after"
+        f" {waited_seconds:.0f} s no other node has room for them.",
+        remedy="Add a node, or use fewer devices, and start the same command again.",
+    )
 
 
 def not_replaced(pool: ResourcePool, ranks: Sequence[int], waited_seconds: float) -> ResourceError:

@@ -1,0 +1,191 @@
+"""A run whose roles have started: at its beginning, and again under every further plan."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from rich.console import Console
+
+from hybridflow.config.derived import num_devices
+from hybridflow.controller.backends import Backend
+from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.cloud_notices import notice_of, stop_for_notice, watch_for_notice
+from hybridflow.dataflows.loop import Loop
+from hybridflow.dataflows.run import AfterStep, Outcome, Run
+from hybridflow.elastic.devices import ElasticDevices, NewPlan
+from hybridflow.elastic.ledger import append_faults
+from hybridflow.elastic.stopping import Stop
+from hybridflow.elastic.survival import FaultHistory
+from hybridflow.errors import HybridflowError
+from hybridflow.launch.assemble import assemble
+from hybridflow.launch.messages import Finished
+from hybridflow.launch.other_devices import elastic_devices, prepared_under
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.prepare import Prepared
+from hybridflow.launch.reporting import Reporting
+from hybridflow.launch.supervised import Start
+from hybridflow.observability.fault_ledger import FAULTS_FILE
+from hybridflow.observability.formatting import counted
+from hybridflow.observability.performance import StageTimers
+from hybridflow.observability.progress import EVALUATING, Progress
+from hybridflow.observability.trackers.factory import make_trackers
+from hybridflow.observability.trackers.interface import TrackedRun
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Around:
+    """The surroundings of a run, which remain when its roles are closed and start again."""
+
+    console: Console
+    stop: Stop
+    reporting: Reporting
+    after_step: AfterStep | None = None
+    supervised: Start | None = None
+    """The start of a supervised run."""
+    history: FaultHistory = field(default_factory=FaultHistory)
+    moved: str = ""
+    """The change of devices for which the roles start again, until they have."""
+    moved_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Roles:
+    run: Run
+    loop: Loop
+    devices: ElasticDevices[RunPlan]
+
+
+class OpenedRun:
+    """A run whose roles have started, in a context of `roles`. `finished` is set when it ends without an error."""
+
+    def __init__(self, prepared: Prepared, around: Around, roles: ExitStack) -> None:
+        self.finished: Finished | None = None
+        self._prepared, self._around, self._stack = prepared, around, roles
+        self._positions = {name: stream.state() for name, stream in prepared.data.streams.items()}
+        self._roles = roles.enter_context(_started(prepared, around))
+
+    @property
+    def run(self) -> Run:
+        """The objects of the loop."""
+        return self._roles.run
+
+    @property
+    def loop(self) -> Loop:
+        """The training loop."""
+        return self._roles.loop
+
+    def train(self) -> Outcome:
+        """Trains to the end. If nodes leave or join, the roles start again under another plan."""
+        while True:
+            try:
+                return self.loop.run()
+            except NewPlan as change:
+                if self._around.stop.signal is not None:
+                    raise change.__cause__ or change from None
+                self._change_plan(is_loss=change.__cause__ is not None)
+
+    def _change_plan(self, *, is_loss: bool) -> None:
+        around, devices = self._around, self._roles.devices
+        try:
+            around.moved_at = time.monotonic()
+            if is_loss:
+                devices.shrink()
+            assert devices.plan is not None, "there is no other plan"
+            around.moved = f"{counted(num_devices(devices.plan.config), 'device')} instead of {devices.used}"
+            self._stack.close()
+            self._prepared = prepared_under(devices.plan, self._prepared, self._positions)
+            self._roles = self._stack.enter_context(_started(self._prepared, around))
+        except HybridflowError:
+            if self.run.survival is not None:
+                self.run.survival.ended()
+            raise
+
+
+@contextmanager
+def _started(prepared: Prepared, around: Around) -> Iterator[_Roles]:
+    trainer, checkpoint, stop = prepared.plan.config.trainer, prepared.checkpoint, around.stop
+    with ExitStack() as stack:
+        start = checkpoint.step if checkpoint else 0
+        words = "generating responses to {} prompts" if prepared.plan.only_generates else EVALUATING
+        progress = Progress(trainer.total_steps, start_step=start, evaluating=words, console=around.console)
+        timers = StageTimers(on_stage=progress.stage, on_part=progress.part)
+        tracked = TrackedRun(
+            prepared.directory,
+            progress,
+            experiment=trainer.experiment,
+            resume_after=checkpoint.step if checkpoint else None,
+            config=prepared.plan.composed.redacted(),
+        )
+        tracker = make_trackers(trainer.trackers, tracked)
+        stack.callback(tracker.close)
+
+        def begin() -> None:
+            around.reporting.begin()
+            stop.before_exit = around.reporting.end_at_once
+            is_unlogged = checkpoint is not None and checkpoint.driver_state().get("unlogged") is not None
+            # drops rows of the earlier run, which cannot be restored from here on
+            tracker.rewind(checkpoint.step if checkpoint else -1, is_unlogged=is_unlogged)
+            _note_start(run, around, step=start)
+
+        run = assemble(
+            prepared,
+            tracker,
+            timers,
+            stack,
+            stop=stop,
+            report=around.reporting.on_the_way,
+            begun=begin,
+            history=around.history,
+        )
+        devices = elastic_devices(prepared, cast(Backend, run.calls).devices)
+        run = replace(run, grows=devices.grows)
+        run = run if around.after_step is None else replace(run, after_step=around.after_step)
+        loop = Loop(run)
+        if checkpoint is not None:
+            loop.resume(checkpoint)
+        _watch_cloud()
+        is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0 and trainer.total_steps > 0
+        with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):
+            yield _Roles(run, loop, devices)
+
+
+def _note_start(run: Run, around: Around, *, step: int) -> None:
+    """Records that the roles have started, and for which fault or change of devices if it was not the first time."""
+    total = run.trainer.total_steps
+    if not around.moved:
+        logger.info("all roles have started%s", f"; {step} of {total} steps are done" if total else "")
+    if around.moved and around.history.open and run.survival is not None:
+        run.survival.continued(step=step, plan=around.moved)
+    elif around.moved:
+        seconds = time.monotonic() - around.moved_at
+        logger.warning("new plan with %s after %.1f s; the run continues after step %d", around.moved, seconds, step)
+    elif around.supervised is not None and around.supervised.number:
+        _note_restart(run.checkpoints.run_dir, around.supervised, step=step)
+    around.moved = ""
+
+
+def _note_restart(directory: Path, start: Start, *, step: int) -> None:
+    """Logs that a supervised run continues in a new process, and adds the end of the previous one to the ledger."""
+    seconds, said = time.monotonic() - start.began, f"The run's process {start.said}."
+    fault = {"step": start.step, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": "DriverDied"}
+    fault |= {"kind": "driver", "policy": "restart", "message": said}
+    lost = {"seconds": round(seconds, 3), "cost_seconds": round(seconds, 3)}
+    append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, **lost})
+    logger.warning(
+        "recovered: %s A new process runs after %.1f s (restart %d of %d), from step %d, %s back.",
+        said, seconds, start.number, start.most, step, counted(max(0, start.step - step), "step"),
+    )  # fmt: skip
+
+
+@cache
+def _watch_cloud() -> None:
+    """Stops the run once the cloud is about to take this machine away; the workers watch the other nodes."""
+    watch_for_notice(lambda cloud: stop_for_notice(notice_of(cloud)))

@@ -38,6 +38,6 @@ def _row(fault: Fault) -> str:
     cut = words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]}\u2026"
     what = f'<span title="{shown(words)}">{shown(cut)}</span>'
     place = f"<br/><small>{shown(': '.join(filter(None, (fault.name, fault.place))))}</small>"
-    outcome = shown(fault.outcome) if fault.is_survived else f'<b class="ending failed">{shown(fault.outcome)}</b>'
+    outcome = shown(fault.outcome) if fault.is_survived else f'<b class="wrong">{shown(fault.outcome)}</b>'
     cost = formatting.spoken_duration(fault.cost_seconds) if fault.is_survived else ""
     return "".join(f"<td>{cell}</td>" for cell in (str(fault.step), shown(fault.kind), f"{what}{place}", outcome, cost))

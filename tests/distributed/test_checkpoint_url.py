@@ -1,7 +1,12 @@
 """Runs whose checkpoints are copied to a URL, of an S3 server that runs here, and resume from it in a new directory."""
 
-import logging
+import importlib.util
 import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,23 +20,42 @@ BUCKET = "checkpoints"
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a bucket; the environment has its server and its credentials."""
-    pytest.importorskip("s3fs")
-    server_of = pytest.importorskip("moto.server")
-    import boto3
+    """The URL of a bucket; the environment has its server and its credentials.
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = server_of.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    settings = {"AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    The server is a process of its own, because vLLM cannot start where Flask is imported.
+    """
+    if importlib.util.find_spec("s3fs") is None or importlib.util.find_spec("moto") is None:
+        pytest.skip("needs s3fs and moto")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    output = tmp_path_factory.mktemp("s3") / "server.log"
+    settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
     settings |= {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    with pytest.MonkeyPatch.context() as patch:
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with pytest.MonkeyPatch.context() as patch, output.open("wb") as log:
         for name, value in settings.items():
             patch.setenv(name, value)
-        boto3.client("s3").create_bucket(Bucket=BUCKET)
-        yield f"s3://{BUCKET}"
-    server.stop()
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            create_bucket(settings["AWS_ENDPOINT_URL"], server, output)
+            yield f"s3://{BUCKET}"
+        finally:
+            server.kill()
+            server.wait()
+
+
+def create_bucket(endpoint: str, server: subprocess.Popen[bytes], output: Path) -> None:
+    """Creates the bucket once the server answers."""
+    until = time.monotonic() + 60
+    while True:
+        assert server.poll() is None and time.monotonic() < until, output.read_text()
+        try:
+            urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"))
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
 
 
 def test_a_run_resumes_from_a_bucket_in_a_new_directory_as_if_it_had_not_been_interrupted(s3: str, tmp_path: Path):

@@ -26,7 +26,7 @@ def test_a_driver_that_is_killed_twice_loses_and_repeats_no_step(processes: Proc
         (tmp_path / name).mkdir()
     whole = Command(processes, tmp_path / "whole", *ALGORITHMS["grpo"])
     assert whole.start().status == 0
-    run = Command(processes, tmp_path / "run", *ALGORITHMS["grpo"])
+    run = Command(processes, tmp_path / "run", *ALGORITHMS["grpo"], "trainer.async_save=false")
     ended = run.start("trainer.restarts=2", kill_at="step_done:3")  # every process, after its third step
     assert ended.status == 0, ended.said
     assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]

@@ -4,6 +4,7 @@ import errno
 import logging
 import time
 from pathlib import Path
+from threading import Lock
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
@@ -208,11 +209,11 @@ def test_an_upload_that_never_succeeds_is_an_error_at_the_end_that_says_where_th
 
 def test_a_checkpoint_is_not_deleted_here_while_it_is_copied(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    store, remote, put, other = store_with(tmp_path, 1), remote_of(tmp_path), LocalFileSystem.put_file, []
+    store, remote, put, first = store_with(tmp_path, 1), remote_of(tmp_path), LocalFileSystem.put_file, Lock()
 
     def slow(*args, **kwargs):
-        if not other:
-            other.append(save(CheckpointStore(store.run_dir, keep=Retention(latest=1)), 2))
+        if first.acquire(blocking=False):  # files are copied in several threads
+            save(CheckpointStore(store.run_dir, keep=Retention(latest=1)), 2)
         return put(*args, **kwargs)
 
     monkeypatch.setattr(LocalFileSystem, "put_file", slow)

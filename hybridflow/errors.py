@@ -182,7 +182,7 @@ class ResourceError(HybridflowError):
 
 
 class NoRoom(ResourceError):
-    """Lost processes for which the cluster has no devices any more, in a run that may continue on fewer."""
+    """The cluster no longer has devices for lost processes, in a run that may continue on fewer devices."""
 
 
 class ClusterLost(ResourceError):

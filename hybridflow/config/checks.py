@@ -226,7 +226,7 @@ def _pretraining_errors(config: Experiment) -> Iterator[ConfigError]:
 
 
 def _url_errors(config: Experiment) -> Iterator[ConfigError]:
-    """URLs name their protocol and a place."""
+    """A URL has a protocol and a path."""
     url = config.trainer.checkpoint_url
     if url is not None and not all(url.partition("://")):
         yield ConfigError(
@@ -338,7 +338,7 @@ def placement_errors(config: Experiment) -> Iterator[ConfigError]:
     total = pooled_devices(config)
     if pools and not config.trainer.devices:
         yield ConfigError(
-            f"The pools use {total} devices, but trainer.devices=auto takes all that are there.",
+            f"The pools use {total} devices, but trainer.devices=auto takes all available devices.",
             remedy=f"Set trainer.devices={total}, or leave out placement.pools and placement.roles.",
             among=["trainer.devices", *(f"placement.pools.{name}.devices" for name in pools)],
         )

@@ -85,15 +85,17 @@ class Trainer(Section):
     """Policies by kind of fault."""
 
     elastic: Elastic = field(default_factory=Elastic)
-    """Whether the run continues on other devices when nodes leave or join the cluster."""
+    """When the run continues on other devices because nodes leave or join the cluster."""
 
     restarts: Annotated[int, AT_LEAST_0] = 0
-    """How often the run's process (the driver) is started again after it was killed or has crashed; it resumes from the
-    newest checkpoint. Not after errors that the run reports, nor after signals that stop it. Only for commands."""
+    """Maximum number of times that the run's process (the driver) is started again after it is killed or crashes; it
+    resumes from the newest checkpoint. Errors that the run reports, and signals that stop it, end the run. No effect in
+    sweeps and on runs from Python."""
 
     snapshot_fraction: Annotated[float, FROM_0_TO_BELOW_1] = 0.02
     """Largest fraction of the time spent on copies of the trained state in host memory. After a fault, a run continues
-    from the last copy or, without one, from the newest checkpoint; 0 keeps none. On Ray only."""
+    from the last copy or, without one, from the newest checkpoint; 0 keeps none. On Ray, and with backend=local if a
+    policy of `trainer.faults` is retry or roll_back."""
 
     no_learning_steps: Annotated[int | None, AT_LEAST_1] = None
     """End the run after this many consecutive steps from which nothing can be learned: all samples of each prompt have
@@ -114,8 +116,8 @@ class Trainer(Section):
     false: training waits until a checkpoint is complete."""
 
     checkpoint_url: str | None = None
-    """URL to which complete checkpoints are copied while training continues, such as s3://bucket/runs/x; a run whose
-    directory has no later checkpoint resumes from it, on any machine. null copies none."""
+    """URL to which complete checkpoints are copied while training continues, such as s3://bucket/runs/x. A run resumes
+    from there, on any machine, if its directory has no later checkpoint. null: no copies."""
 
     keep_checkpoints: Annotated[int, AT_LEAST_1] = 2
     """Number of most recent checkpoints to keep."""

@@ -26,7 +26,7 @@ class Range:
     """The number for which a user may write `auto`."""
 
     most: float = math.inf
-    """Larger numbers, with which no run could work, are mistakes."""
+    """The largest number that is accepted, far above any that a run could use: larger ones are typing errors."""
 
     def check(self, key: str, value: float) -> None:
         """Raises `ConfigError` for a number outside of the range; `key` is the setting, as a user types it."""

@@ -31,7 +31,7 @@ class WorkerContext:
     checkpoint holds, and during which no other rank waits for this one."""
 
     is_cancelled: Callable[[], bool] = lambda: False
-    """Whether the driver has cancelled the call that runs; for work that waits for ranks which may have ended."""
+    """Whether the driver has cancelled the current call; for work that waits for ranks that may have ended."""
 
     @property
     def world_size(self) -> int:

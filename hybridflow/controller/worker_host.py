@@ -113,7 +113,7 @@ class WorkerHost:
         return nullcontext()
 
     def is_cancelled(self) -> bool:
-        """Whether the driver has cancelled the call that runs; see `WorkerContext.is_cancelled`."""
+        """Whether the driver has cancelled the current call; see `WorkerContext.is_cancelled`."""
         return False
 
     def run(

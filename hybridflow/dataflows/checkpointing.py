@@ -38,7 +38,7 @@ class Checkpointing:
         self._saving: Saving | None = None
         self._metrics: Metrics = {}
         self._has_waited = False
-        """Whether it has waited for the copy at a URL at the end of the run."""
+        """Whether `complete` has already waited for the uploads."""
 
     @property
     def is_writing(self) -> bool:
@@ -81,7 +81,7 @@ class Checkpointing:
     def look(self) -> None:
         """Notes whether the checkpoint is complete, without waiting; raises the error of its writing.
 
-        Records faults of the copy at a URL that have ended.
+        Records uploads that failed and have succeeded since as survived faults.
         """
         mirror, survival = self._run.mirror, self._run.survival
         if mirror is not None and survival is not None:
@@ -100,7 +100,8 @@ class Checkpointing:
             self._note(self._saving)
 
     def complete(self) -> None:
-        """As `finish`, and waits for the copy at a URL: for as long as it takes, unless the run was asked to stop."""
+        """As `finish`, then waits until the uploads have succeeded, or failed repeatedly; in a run that was asked to
+        stop, at most for the rest of its time."""
         self.finish()
         mirror, stop = self._run.mirror, self._run.stop
         if mirror is None:
@@ -127,7 +128,7 @@ class Checkpointing:
                 self._leave(self._run.mirror)
 
     def _leave(self, mirror: Mirror) -> None:
-        """Gives the copy of the last checkpoint some time, after an error that ends the run."""
+        """Waits a limited time for the upload of the last checkpoint, after an error that ends the run."""
         try:
             mirror.finish(max(_PATIENCE_SECONDS, 2 * mirror.seconds))
         except CheckpointError as error:

@@ -73,7 +73,7 @@ class Loop:
     def run(self) -> Outcome:
         """Trains to the end, or until the run is stopped; logs every step, and evaluates and saves the last one.
 
-        Raises `NewPlan` if the run continues on other devices, from the last checkpoint.
+        Raises `NewPlan` if the run must continue on other devices, from the last checkpoint.
         """
         with self.may_be_abandoned():
             self._surviving(self.begin)
@@ -176,7 +176,7 @@ class Loop:
             self.save()
         if is_last or is_asked:
             self.saved.finish()
-        elif not self.saved.is_writing:  # from another copy
+        elif not self.saved.is_writing:  # which has a copy of its own
             self._snapshots.keep(self._step, self._state)
 
     def _check_learning(self) -> None:

@@ -68,7 +68,7 @@ class Run:
     """Fingerprints of the files that the run reads, by source and file."""
     stop: Stop = field(default_factory=Stop)
     mirror: Mirror | None = None
-    """Copies the checkpoints to a URL."""
+    """Copies checkpoints to a URL; None without `trainer.checkpoint_url`."""
     survival: Survival | None = None
     """Decides how the run continues after faults; without it, it ends at the first."""
     report: Callable[[], None] = lambda: None
@@ -76,7 +76,7 @@ class Run:
     """Called once all roles have their weights, before the first evaluation or step."""
     after_step: AfterStep = lambda step, metrics: False
     grows: Callable[[], bool] = lambda: False
-    """Called between two steps: whether the run continues on more devices."""
+    """Called between two steps; returns whether the run should continue on more devices."""
 
 
 @dataclass(frozen=True)

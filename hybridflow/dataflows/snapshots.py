@@ -28,7 +28,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """Keeps the latest copy: `last`, or None."""
+    """Takes copies, of which it keeps the latest as `last` (None before the first), and restores it."""
 
     def __init__(self, run: Run) -> None:
         self.last: Snapshot | None = None

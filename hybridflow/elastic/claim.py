@@ -97,7 +97,7 @@ def let_go(checkpoint: Path) -> None:
 
 @contextmanager
 def holding(checkpoint: Path) -> Iterator[None]:
-    """A block in which runs do not delete a checkpoint, except on file systems without locks."""
+    """A block during which no run deletes a checkpoint; has no effect on file systems without locks."""
     descriptor = os.open(checkpoint, os.O_RDONLY)
     try:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""When a run continues on other devices: after nodes are lost, and once nodes join."""
+"""When a run continues on other devices: after nodes are lost, and after nodes join."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ _WAIT_SECONDS = 1.0
 
 
 class NewPlan(Exception):
-    """The run continues under another plan, in the same process. With a cause after nodes were lost."""
+    """Raised to continue a run under another plan in the same process; its cause is the fault, if nodes were lost."""
 
 
 class ElasticDevices(Generic[PlanT]):
@@ -28,7 +28,7 @@ class ElasticDevices(Generic[PlanT]):
 
         if devices.grows():       # between two steps
             ...                   # save; `devices.plan` is the next plan
-        devices.shrink()          # after nodes were lost; waits until there are enough devices
+        devices.shrink()          # after nodes were lost; waits until there are `min_devices`
 
     `used` and `most` are the devices that the run uses and may use. `look` returns those of each node that it could
     have, `plan_on` plans for the devices of such nodes, and `size_of` returns how many a plan uses.
@@ -66,11 +66,12 @@ class ElasticDevices(Generic[PlanT]):
         try:
             plan = self._plan_on(counts)
         except HybridflowError as error:
-            logger.warning("the run keeps %s of %d: %s", counted(self.used, "device"), sum(counts), error.message)
+            known = counted(self.used, "device"), sum(counts), error.message
+            logger.warning("the run stays on %s of %d available ones: %s", *known)
             self._of_no_use.add(tuple(counts))
             return False
         if self._size_of(plan) <= self.used:
-            logger.info("the run keeps its %s: no better plan for %d", counted(self.used, "device"), sum(counts))
+            logger.info("the run stays on %s: no plan for %d uses more", counted(self.used, "device"), sum(counts))
             self._of_no_use.add(tuple(counts))
             return False
         self.plan = plan
@@ -81,17 +82,17 @@ class ElasticDevices(Generic[PlanT]):
         least = self._bounds.min_devices or self.used
         deadline, is_logged = time.monotonic() + self._patience_seconds, False
         while sum(counts := self._within(self._look())) < least:
-            left = f"{counted(sum(counts), 'device')} of {self.used} left, and trainer.elastic.min_devices={least}"
+            left = f"{sum(counts)} of {counted(self.used, 'device')} left, and trainer.elastic.min_devices={least}"
             if time.monotonic() > deadline:
                 raise ResourceError(
-                    f"The run ends because it has {left}; no others have come within {self._patience_seconds:g} s"
+                    f"The run has only {left}; not enough others have joined within {self._patience_seconds:g} s"
                     " (trainer.start_timeout_seconds).",
-                    remedy="Add nodes and start the same command again, which resumes from the last checkpoint; or"
-                    " lower trainer.elastic.min_devices.",
+                    remedy="Add nodes, or lower trainer.elastic.min_devices, and start the same command again: it"
+                    " resumes from the last checkpoint.",
                 )
             if not is_logged:
                 is_logged = True
-                logger.warning("the run waits for devices, for at most %g s: it has %s", self._patience_seconds, left)
+                logger.warning("the run waits up to %g s for more devices: it has %s", self._patience_seconds, left)
             time.sleep(_WAIT_SECONDS)
         self.plan = self._plan_on(counts)
 

@@ -70,7 +70,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def parsed_manifest(text: str, place: str) -> Manifest:
-    """The manifest of the checkpoint at a path or URL from its text, checked as by `read_manifest`."""
+    """The manifest with this text, of the checkpoint at a path or URL, checked as by `read_manifest`."""
     path = f"{place}/{MANIFEST}"
     try:
         raw = json.loads(text)

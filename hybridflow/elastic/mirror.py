@@ -1,4 +1,4 @@
-"""A copy of a run's checkpoints at a URL, which is kept up to date while training continues."""
+"""Copies a run's checkpoints to a URL, and keeps them up to date, while training continues."""
 
 import logging
 import threading
@@ -21,21 +21,21 @@ _LAST_ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class Outage:
-    """Uploads that failed for a time, and then succeeded."""
+    """A period in which uploads failed before they succeeded."""
 
     error: CheckpointError
     seconds: float
 
 
 class Mirror:
-    """A thread that gives a URL the checkpoints that the run keeps, and deletes there those that it does not keep.
+    """A thread that copies the checkpoints that a run keeps to a URL, and deletes all others there.
 
         mirror = Mirror(store, remote)  # begins with the checkpoints that exist
         mirror.update()                 # after each complete checkpoint; does not wait
         mirror.finish()                 # waits until the URL is up to date; raises an error that persists
 
-    A failed attempt is repeated, less and less often, until it succeeds. What the run keeps is decided by the store's
-    `Retention`, from its checkpoints and those at the URL.
+    Failed attempts are repeated, less and less often, until one succeeds. The store's `Retention` decides which of the
+    checkpoints in the store and at the URL the run keeps.
     """
 
     def __init__(self, store: CheckpointStore, remote: RemoteCheckpoints) -> None:
@@ -50,7 +50,7 @@ class Mirror:
         threading.Thread(target=self._run, name="upload checkpoints", daemon=True).start()
 
     def update(self) -> None:
-        """Says that a checkpoint was completed."""
+        """Notifies the thread that a checkpoint was completed."""
         with self._changed:
             self._wanted += 1
             self._changed.notify_all()
@@ -62,7 +62,8 @@ class Mirror:
         return found
 
     def finish(self, seconds: float | None = None) -> None:
-        """Waits until the URL is up to date, for at most a time; raises `CheckpointError` if it is not."""
+        """Waits until the URL is up to date; raises `CheckpointError` if it is not after so many seconds (None: without
+        a limit), or after repeated failures."""
         with self._changed:
             self._is_hurried, last = True, self._failed + _LAST_ATTEMPTS
             self._changed.notify_all()
@@ -70,7 +71,7 @@ class Mirror:
             self._is_hurried = False
             if self._done == self._wanted:
                 return
-            why = self._error.message if self._error else f"it takes longer than {seconds or 0.0:.0f} s."
+            why = self._error.message if self._error else f"the upload takes longer than {seconds or 0.0:.0f} s."
         raise CheckpointError(
             f"The checkpoints in {self._store.directory} were not all copied to {self._remote.url}: {why}",
             remedy=f"They are complete in {self._store.directory}; the same command copies them and continues.",
@@ -100,7 +101,7 @@ class Mirror:
                 self._changed.notify_all()
 
     def _note_failure(self, error: Exception) -> None:
-        known = CheckpointError(f"{type(error).__name__}: {error}", remedy="Check the run's directory.")
+        known = CheckpointError(f"{type(error).__name__}: {error}", remedy="Check the run directory.")
         with self._changed:
             is_first, self._error = self._error is None, error if isinstance(error, CheckpointError) else known
             self._failed += 1

@@ -38,10 +38,10 @@ def resolve_resume(
 ) -> Checkpoint | None:
     """The checkpoint selected by `trainer.resume`: auto (the newest intact one), never (none), or a path.
 
-    With auto, a later checkpoint of `remote` is copied to the store, or only its description to a directory. Otherwise
-    `remote` must not have any that the run would later resume from. Raises `CheckpointError` if the checkpoint has more
-    than `total_steps` steps, and `ResourceError` if the checkpoints' directory is a broken symbolic link, for instance
-    to a disk that is not mounted.
+    With auto, a later checkpoint of `remote` is copied to the store or, with `only_described_in`, only its manifest and
+    driver's state to that directory. Raises `CheckpointError` if the checkpoint has more than `total_steps` steps or,
+    unless `resume` is auto, if `remote` has later checkpoints, from which the run would resume next time; and
+    `ResourceError` if the checkpoints' directory is a broken symbolic link, for instance to a disk that is not mounted.
     """
     checkpoint = _own_checkpoint(resume, store)
     own_step = checkpoint.step if checkpoint is not None and store.is_own(checkpoint.path) else 0
@@ -56,7 +56,7 @@ def resolve_resume(
         raise CheckpointError(
             f"trainer.resume={resume}, but trainer.checkpoint_url={remote.url} has checkpoints of later steps, up to"
             f" {later[-1]}, from which the run would resume after an interruption.",
-            remedy="Use another trainer.checkpoint_url, or delete them.",
+            remedy="Use another trainer.checkpoint_url, or delete these checkpoints.",
         )
     if checkpoint is not None and checkpoint.step > total_steps:
         is_there = remote is not None and checkpoint.path == only_described_in
@@ -74,7 +74,7 @@ def resolve_resume(
 
 
 def _own_checkpoint(resume: str, store: CheckpointStore) -> Checkpoint | None:
-    """The checkpoint on the disks of this machine that `trainer.resume` selects."""
+    """The checkpoint in the run directory, or at a path, that `trainer.resume` selects; None if there is none."""
     if resume == "never":
         return None
     check_links(store.directory)

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step_(\d+)")
 _THREADS = 8
-"""Files that are copied at the same time; large ones are copied in several parts, by the packages for the protocols."""
+"""Number of files that are copied at the same time; the packages for the protocols copy large ones in several parts."""
 
 
 class RemoteCheckpoints:
@@ -35,7 +35,7 @@ class RemoteCheckpoints:
         remote.upload(run_dir / "checkpoints" / "step_40", manifest)
         remote.complete()  # {40: manifest}
 
-    Raises `CheckpointError` whatever the protocol's package raises. Only one run at a time may write to a URL.
+    All errors of the protocol's package are raised as `CheckpointError`. Only one run at a time may write to a URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -73,7 +73,7 @@ class RemoteCheckpoints:
             return evaluation_of(self.described(step, Path(folder)).path)
 
     def upload(self, directory: Path, manifest: Manifest) -> None:
-        """Copies a complete checkpoint; one that is there under its name is deleted first."""
+        """Copies a complete checkpoint to the URL, in place of any that is there under the same name."""
         self.delete(manifest.step)
         target = self._of(manifest.step)
         with self._explained("cannot be written to"):
@@ -97,8 +97,8 @@ class RemoteCheckpoints:
     def newer(self, store: CheckpointStore, *, than: int) -> Checkpoint | None:
         """Copies the newest checkpoint after a step into the store of a run; None if there is none.
 
-        Skips damaged ones with a warning. An error of the connection is raised: the run must not begin at an earlier
-        step because of it.
+        Skips damaged ones with a warning. Raises errors of the connection: the run must not begin at an earlier step
+        because of them.
         """
         for step, manifest in reversed(self.complete().items()):
             if step <= than:
@@ -138,7 +138,7 @@ class RemoteCheckpoints:
                 self._files.rm(target, recursive=True)
 
     def delete_incomplete(self) -> None:
-        """Deletes what interrupted uploads have left."""
+        """Deletes what interrupted uploads have left behind."""
         for step in self._steps():
             if self._manifest_text(step) is None:
                 self.delete(step)
@@ -170,7 +170,7 @@ class RemoteCheckpoints:
     def _manifest_text(self, step: int) -> str | None:
         """The text of a checkpoint's manifest; None if it has none, so that it is incomplete.
 
-        Does not ask whether the file exists: packages answer no to that if they cannot connect.
+        Reads the file without asking whether it exists, which packages deny if they cannot connect.
         """
         with self._explained("cannot be read"), suppress(FileNotFoundError):
             return self._files.cat_file(f"{self._of(step)}/{MANIFEST}").decode(errors="replace")

@@ -13,8 +13,8 @@ from typing import Any
 from hybridflow.config.faults import KINDS, MOST_IN_STEP, NEVER_SURVIVED, FaultPolicy, Faults, Kind
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Respawns
-from hybridflow.elastic.ledger import append_faults
 from hybridflow.errors import HybridflowError, WorkerError, WorkerHangs
+from hybridflow.observability.fault_ledger import append_faults
 from hybridflow.observability.formatting import counted
 
 logger = logging.getLogger(__name__)
@@ -33,20 +33,23 @@ _FIRST_PAUSE_SECONDS = 1.0
 
 @dataclass
 class FaultHistory:
-    """The faults of a run, which outlive its processes and its plans."""
+    """The faults of a run, kept when its workers start again under another plan."""
 
     recent: deque[float] = field(default_factory=deque)
     """When the faults of the last hour occurred."""
 
     at_step: Counter[tuple[int, str]] = field(default_factory=Counter)
+    """The number of faults by step and kind."""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_IN_HISTORY))
+    """The latest faults, as the message of the one that ends the run lists them."""
     open: list[dict[str, Any]] = field(default_factory=list)
     """The faults since the run last continued."""
     times: list[float] = field(default_factory=list)
-    """When they happened, in seconds of `time.monotonic`."""
+    """When the faults of `open` occurred, on the clock of `time.monotonic`."""
     reached: dict[int, float] = field(default_factory=dict)
-    """When the run was after a step, on a clock that leaves out the time that faults have cost."""
+    """When the run had completed each step, on a clock that leaves out the time that faults have cost."""
     cost: float = 0.0
+    """Seconds that all faults have cost so far."""
 
 
 class Survival:
@@ -59,8 +62,8 @@ class Survival:
             ...  # if not kept: restore a snapshot or checkpoint; then publish the weights
             survival.continued(step=5)
 
-    `reached` tells it after which step the run continues, to compute what a fault has cost. A fault between `replace`
-    and `continued` is handled in the same way. `learner_pools` are the pools with trained models; `pool_of` is the pool
+    Call `reached` before each step, so that the cost of a fault can be computed. A fault between `replace` and
+    `continued` is handled in the same way. `learner_pools` are the pools with trained models; `pool_of` is the pool
     of each role; `reconnect` connects the actor with a rollout in another pool. Without `respawns`, all workers share
     the driver's process.
     """
@@ -96,7 +99,7 @@ class Survival:
         self._retries = 0
 
     def reached(self, step: int) -> None:
-        """Notes that the run continues from the state after a step, as it also does after a fault."""
+        """Notes that the run is at the state after a step, for the first time or again after a fault."""
         self._history.reached[step] = time.monotonic() - self._history.cost
 
     def can_survive(self, error: Exception, *, step: int) -> bool:
@@ -124,7 +127,8 @@ class Survival:
         return True
 
     def survived(self, error: Exception, *, step: int, seconds: float) -> None:
-        """Records a fault in the background, which was tried again until it succeeded and has cost no time."""
+        """Records a fault of work in the background, such as an upload: it was retried until it succeeded, and has cost
+        the run no time."""
         if self._most:
             self._note(error, kind_of(error), FaultPolicy.retry, step)
             self._record({"pools": "", "resumed_step": step, "seconds": round(seconds, 3), "cost_seconds": 0.0})
@@ -167,9 +171,11 @@ class Survival:
         return self._is_kept
 
     def continued(self, *, step: int, plan: str = "") -> None:
-        """Records that the run continues after this many steps, and what each fault has cost: the time until the next
-        one or until now and, for the first, the time since the run was last after that step. `plan` has the devices of
-        a new plan, if there is one."""
+        """Records that the run continues after this many steps, and what each fault has cost.
+
+        The cost of a fault is the time until the next one or until now; for the first, also the time since the run last
+        completed this step. `plan` describes the devices of a new plan, if there is one.
+        """
         now, pools = time.monotonic(), ",".join(sorted(self._pools))
         seconds, lost = now - self._history.times[0], max(int(fault["step"]) for fault in self._history.open) - step
         since = [
@@ -236,7 +242,7 @@ class Survival:
 
 
 def fraction_of_copies(trainer: Trainer, *, respawns: bool) -> float:
-    """The largest fraction of the time for copies of the trained state; 0 if no fault can need them."""
+    """The largest fraction of the time for copies of the trained state; 0 if no policy makes use of them."""
     return trainer.snapshot_fraction if trainer.max_faults and (respawns or _rolls_back(trainer.faults)) else 0.0
 
 

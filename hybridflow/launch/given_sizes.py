@@ -1,4 +1,4 @@
-"""Settings that no search can satisfy: errors before it begins, of a run that is planned and of `hybridflow plan`."""
+"""Given sizes that no plan can satisfy: errors before the search begins, in planned runs and in `hybridflow plan`."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ from hybridflow.observability.formatting import counted
 
 
 def given_problems(plan: RunPlan, request: Request) -> Iterator[ConfigError]:
-    """Minibatches that do not divide the batch, and given sizes that the devices do not have or that no engine that may
+    """Minibatches that do not divide the batch, and given sizes that do not fit the devices, or that no engine that may
     be chosen supports."""
     yield from minibatch_problems(plan.config, plan.dataflow)
     training = {role.name: role.training for role in plan.roles}

@@ -101,8 +101,8 @@ def _execute(place: int, run: SweptRun, results: Results) -> int | None:
 
 
 def _planned(flags: CommandLine, faults: Faults) -> list[SweptRun]:
-    """The runs of a sweep, each in a directory of its own below `trainer.run_dir`, or `runs/<experiment>-sweep`; so
-    also at `trainer.checkpoint_url`."""
+    """The runs of a sweep, each in a directory of its own below `trainer.run_dir`, or `runs/<experiment>-sweep`, and at
+    a URL of its own below `trainer.checkpoint_url`."""
     found = combinations(flags.overrides, faults, config_dir=flags.config_dir)
     with faults.caught():
         if any(_RUN_DIR in combination.values for combination in found):

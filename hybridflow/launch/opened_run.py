@@ -1,4 +1,4 @@
-"""A run whose roles have started: at its beginning, and again under every further plan."""
+"""A run whose roles have started: at its beginning, and again under each further plan."""
 
 import logging
 import time
@@ -19,7 +19,6 @@ from hybridflow.controller.cloud_notices import notice_of, stop_for_notice, watc
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.run import AfterStep, Outcome, Run
 from hybridflow.elastic.devices import ElasticDevices, NewPlan
-from hybridflow.elastic.ledger import append_faults
 from hybridflow.elastic.stopping import Stop
 from hybridflow.elastic.survival import FaultHistory
 from hybridflow.errors import HybridflowError
@@ -30,7 +29,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.reporting import Reporting
 from hybridflow.launch.supervised import Start
-from hybridflow.observability.fault_ledger import FAULTS_FILE
+from hybridflow.observability.fault_ledger import FAULTS_FILE, append_faults
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import EVALUATING, Progress
@@ -42,18 +41,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Around:
-    """The surroundings of a run, which remain when its roles are closed and start again."""
+    """What a run keeps when its roles are closed and start again."""
 
     console: Console
     stop: Stop
     reporting: Reporting
     after_step: AfterStep | None = None
     supervised: Start | None = None
-    """The start of a supervised run."""
+    """The current start of a supervised run; None without `trainer.restarts`."""
     history: FaultHistory = field(default_factory=FaultHistory)
     moved: str = ""
-    """The change of devices for which the roles start again, until they have."""
+    """While the roles start again on other devices: these devices in words; otherwise empty."""
     moved_at: float = 0.0
+    """When the run began to move to them, on the clock of `time.monotonic`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class _Roles:
 
 
 class OpenedRun:
-    """A run whose roles have started, in a context of `roles`. `finished` is set when it ends without an error."""
+    """A run whose roles have started; closing the stack `roles` stops them. `finished` is set when it ends without an
+    error."""
 
     def __init__(self, prepared: Prepared, around: Around, roles: ExitStack) -> None:
         self.finished: Finished | None = None
@@ -74,7 +75,7 @@ class OpenedRun:
 
     @property
     def run(self) -> Run:
-        """The objects of the loop."""
+        """The objects that the loop works with."""
         return self._roles.run
 
     @property
@@ -158,7 +159,7 @@ def _started(prepared: Prepared, around: Around) -> Iterator[_Roles]:
 
 
 def _note_start(run: Run, around: Around, *, step: int) -> None:
-    """Records that the roles have started, and for which fault or change of devices if it was not the first time."""
+    """Records that the roles have started, and after which fault or change of devices if they start again."""
     total = run.trainer.total_steps
     if not around.moved:
         logger.info("all roles have started%s", f"; {step} of {total} steps are done" if total else "")
@@ -174,14 +175,15 @@ def _note_start(run: Run, around: Around, *, step: int) -> None:
 
 def _note_restart(directory: Path, start: Start, *, step: int) -> None:
     """Logs that a supervised run continues in a new process, and adds the end of the previous one to the ledger."""
-    seconds, said = time.monotonic() - start.began, f"The run's process {start.said}."
+    seconds, said = time.monotonic() - start.died_at, f"The run's process {start.how}."
     fault = {"step": start.step, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": "DriverDied"}
     fault |= {"kind": "driver", "policy": "restart", "message": said}
     lost = {"seconds": round(seconds, 3), "cost_seconds": round(seconds, 3)}
     append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, **lost})
+    back = f", {counted(start.step - step, 'step')} back" if start.step > step else ""
     logger.warning(
-        "recovered: %s A new process runs after %.1f s (restart %d of %d), from step %d, %s back.",
-        said, seconds, start.number, start.most, step, counted(max(0, start.step - step), "step"),
+        "recovered: %s A new process runs after %.1f s (restart %d of %d); the run continues after step %d%s.",
+        said, seconds, start.number, start.most, step, back,
     )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def elastic_devices(prepared: Prepared, look: Callable[[], Sequence[int]]) -> El
 
 
 def _plan_on(plan: RunPlan, counts: Sequence[int]) -> RunPlan:
-    """The plan of the same run for nodes with these numbers of devices; for those that were asked for, as at first."""
+    """The plan of the same run for nodes with these numbers of devices; for those that it asks for, the first plan."""
     trainer = plan.asked.config.trainer
     is_asked = list(counts) == [trainer.devices] * trainer.nodes
     faults = Faults(collects=True)  # no warnings: they have been logged when the run began
@@ -51,7 +51,7 @@ def _plan_on(plan: RunPlan, counts: Sequence[int]) -> RunPlan:
 
 @contextmanager
 def _without_choices() -> Iterator[None]:
-    """A block in which choices for the device are not logged again."""
+    """A block in which defaults that depend on the device are not logged again."""
     choices = logging.getLogger(defaults.__name__)
     level = choices.level
     choices.setLevel(logging.WARNING)

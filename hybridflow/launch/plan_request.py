@@ -159,7 +159,7 @@ def _operation(
 
 
 def _copies_from(plan: RunPlan) -> int | None:
-    """The number of devices from which on the run keeps copies of its state: with backend=auto, Ray runs several."""
+    """The smallest number of devices with which the run keeps copies of its state: with backend=auto, Ray needs two."""
     kind = plan.config.trainer.backend
     if copies_state(plan.config, BackendKind.local if kind is BackendKind.auto else kind):
         return 1

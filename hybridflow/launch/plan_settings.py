@@ -38,7 +38,7 @@ def placement_settings(plan: RunPlan, pools: Mapping[str, tuple[tuple[str, ...],
 
 
 def _devices_of_run(plan: RunPlan, used: int) -> dict[str, object]:
-    """The devices that the run asks for, if it does not use all of those on which it was planned."""
+    """The settings of the devices that the run uses, if they are not all for which it was planned."""
     if used == num_devices(plan.config):
         return {}
     return dict(zip(("trainer.devices", "trainer.nodes"), _nodes_of(used, plan.config.trainer), strict=True))

@@ -24,7 +24,7 @@ _LEAST_SECONDS_APART = 5.0
 
 
 class Reporting:
-    """Writes the report during the run and at its end, and the end to run.log as well."""
+    """Writes the report during the run and at its end, and records the ending, also in run.log."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._directory = prepared.directory
@@ -36,8 +36,8 @@ class Reporting:
             logger.warning("no report.html will be written: add jsonl to trainer.trackers")
 
     def begin(self) -> None:
-        """Deletes the ending of the earlier run in the directory, and starts the process that watches this one, unless
-        that has been done."""
+        """Deletes the ending of the earlier run in the directory, and starts the process that watches this one; does
+        nothing the next time."""
         if self._witness is not None:
             return
         self._earlier.has_begun = True

@@ -35,28 +35,29 @@ _STOPPED = frozenset(status_after(number) for number in STOP_SIGNALS)
 
 @dataclass(frozen=True)
 class Start:
-    """A start of a supervised run: its number, from 0, and how the process of the previous one ended."""
+    """One start of a supervised run: its number, from 0, and how the previous process ended."""
 
     number: int = 0
     most: int = 0
     """The value of `trainer.restarts`."""
-    said: str = ""
+    how: str = ""
+    """How the previous process ended, such as `was killed by SIGKILL`."""
     step: int = 0
-    """The last step that the previous process has logged."""
-    began: float = 0.0
+    """The last step that the previous process logged."""
+    died_at: float = 0.0
     """When the previous process ended, on the clock of `time.monotonic`."""
 
 
 def supervised(run: Callable[[Start], int], *, restarts: int, run_dir: Path, stop: Stop, console: Console) -> int:
-    """Runs `run` in child processes until one of them returns a status, or `restarts` have not been enough.
+    """Calls `run` in a child process, and again in another one if that is killed or crashes, at most `restarts` times.
 
-    Signals that stop a command are passed on to the child, which is then not started again.
+    Returns the exit status. Signals that stop a command are passed on to the child, which is then not started again.
     """
     return _Supervisor(run, run_dir, stop, console).outcome(restarts)
 
 
 class _Supervisor:
-    """One child process at a time: forked, awaited, and everything gone that it has left behind."""
+    """Forks one child process at a time, waits for it, and ends the processes that it has left behind."""
 
     def __init__(self, run: Callable[[Start], int], run_dir: Path, stop: Stop, console: Console) -> None:
         self._run, self._run_dir, self._stop, self._console = run, run_dir, stop, console
@@ -73,9 +74,9 @@ class _Supervisor:
                 status, is_over = self._ended(start)
                 if is_over:
                     return status
-                began, row = time.monotonic(), last_row(self._run_dir / METRICS_FILE)
+                died_at, row = time.monotonic(), last_row(self._run_dir / METRICS_FILE)
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                start = Start(start.number + 1, restarts, how, row[0] if row else 0, began)
+                start = Start(start.number + 1, restarts, how, row[0] if row else 0, died_at)
                 self._clear()
                 if self._asked is not None:
                     return status_after(self._asked)
@@ -85,7 +86,7 @@ class _Supervisor:
                 self._say(f"{how}; it is started again ({start.number} of {restarts})")
 
     def _ended(self, start: Start) -> tuple[int, bool]:
-        """The exit status of a child, negative for the signal that killed it, and whether that is the run's end."""
+        """The exit status of a child, negative for the signal that killed it, and whether the run ends with it."""
         read, write = os.pipe()
         os.set_blocking(read, False)
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # each process has its own handlers
@@ -112,7 +113,7 @@ class _Supervisor:
         return status, status in _STOPPED
 
     def _be_child(self, start: Start, parent: int, write: int, masked: Iterable[int]) -> NoReturn:
-        """Runs; never returns to the code that this process shares with its parent."""
+        """Executes the run and ends the child process, without returning to the code of its parent."""
         status = 1
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -137,7 +138,7 @@ class _Supervisor:
                 os.kill(self._child, number)
 
     def _clear(self) -> None:
-        """Waits until the processes that the child has left have ended, and kills those that have not in time."""
+        """Waits until the processes that the child has left behind have ended, and kills those that take too long."""
         deadline = time.monotonic() + _LEFT_SECONDS
         while True:
             with suppress(ChildProcessError):

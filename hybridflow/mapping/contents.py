@@ -7,7 +7,7 @@ from hybridflow.mapping.changes import IN_HOST_MEMORY
 from hybridflow.mapping.memory.phases import ENGINES, Phase
 
 TIGHT = 0.05
-"""Less than this fraction of the used memory is not much to be free: predictions are about as wrong."""
+"""Less free memory than this fraction of the used memory is not reliable: predictions may be wrong by about as much."""
 
 CONTENTS = {
     "weights": ("weights of ",),
@@ -20,7 +20,7 @@ CONTENTS = {
 """The kinds of contents of a device's memory, by the beginnings of the parts' names; the last takes all others."""
 
 HOST_CONTENTS = {name: CONTENTS[name] for name in ("weights", "optimizer")} | {"copies": ("copies of ",)}
-"""Those of host memory."""
+"""The same for host memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class MemoryPhase:
 
     @classmethod
     def of(cls, phase: Phase, missing_bytes: float) -> "MemoryPhase":
-        """The phase on a device that lacks so many bytes; the largest part first."""
+        """The phase on a device that lacks so many bytes (negative: has them free); the largest part first."""
         parts = dict(sorted(phase.parts.items(), key=lambda part: -part[1]))
         return cls(name=phase.name, total_bytes=phase.total, free_bytes=-missing_bytes, parts_bytes=parts)
 

@@ -230,8 +230,8 @@ class StepCosts:
             yield _option(layouts, tuple(map(min, *found)) if len(found) > 1 else found[0], memory)
 
     def _numbers_of_actors(self, num_devices: int) -> list[int]:
-        """The devices of the actor, next to a rollout on so many, with which weights are sent fastest: its own, if they
-        are given, otherwise all others, or those that the rollout leaves of its node."""
+        """The possible numbers of the actor's devices, next to a rollout on `num_devices`, with the fastest transfer of
+        weights: the given one, otherwise all other devices, or the others of the rollout's node."""
         request, cluster = self._request, self._request.cluster
         given = request.pool_devices.get(request.pinned.get(self._actor, ""))
         if given is not None:

@@ -51,7 +51,7 @@ _BY_ENGINE = {
 
 _DEFAULTS = {"matrix_efficiency": 0.5, "bandwidth_efficiency": 0.5, "sync_seconds": 60e-6}
 _STORAGE = 2.0
-"""Assumed: a local NVMe disk reads about 7 GB/s, and a node has often about 1 of a shared file system."""
+"""Assumed: a local NVMe disk reads about 7 GB/s, and a node often gets about 1 GB/s from a shared file system."""
 
 _HOST_SHARE = 2
 """Host memory per device, in multiples of the device's, if a user's file does not have it."""
@@ -64,7 +64,7 @@ _UNITS = {
     "node": "it is the number of devices that the faster link connects",
     "efficiency": "it is a fraction of a peak rate",
     "cores": "it is the number of processes that run at these rates at once, and 0 for anything but a CPU",
-    "slowdown": "it is how many times as long as at the other rates an engine computes",
+    "slowdown": "it is the factor by which an engine's layers take longer than the other rates predict",
     "seconds": "it is the latency of a collective, or what an engine takes to launch a layer or to serve a response",
 }
 """By the end of a key, what it counts."""

@@ -56,8 +56,8 @@ class Device:
     without a number."""
 
     slowdown: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """By training engine: how many times as long as at the fitted rates its layers compute; 1 for engines without a
-    number."""
+    """By training engine: the factor by which its layers take longer than the fitted rates predict; 1 for engines
+    without a number."""
 
     @property
     def is_cpu(self) -> bool:

@@ -120,12 +120,12 @@ class StepFacts:
     pools: list[PlannedPool]
     calls: list[PlannedCall]
     storage: StorageTimes
-    """A start, and a checkpoint."""
+    """The times of a start and of a checkpoint."""
 
     @property
     def tight_phases(self) -> list[MemoryPhase]:
-        """The phases in which so little memory is free that the run may fail. A rollout takes the memory that it is
-        given, and no more."""
+        """The phases in which so little memory is free that the run may fail, without those of a rollout, which uses
+        exactly the memory that it is given."""
         return [
             phase
             for pool in self.pools

@@ -13,7 +13,8 @@ from hybridflow.observability.formatting import columns, count, counted, percent
 from hybridflow.observability.printable import printable
 
 WIDTH = 120
-_WORTH_READING = 1e8
+_LEAST_READ_BYTES = 1e8
+"""Weights of fewer bytes are read in an instant, and not mentioned."""
 
 CAUSES = {
     "matrix": "matrix products",
@@ -120,7 +121,7 @@ def _memory(asked: Asked, step: StepFacts) -> Iterator[str]:
     for phase in step.tight_phases:
         yield (
             f"Only {gib(phase.free_bytes)} GiB are free while {phase.name}, and predictions of memory may be wrong by"
-            " more. If the run ends out of memory, lower microbatch_tokens of the role."
+            " more. If the run runs out of memory, lower the role's microbatch_tokens."
         )
     for pool in step.pools:
         if pool.host_bytes:
@@ -130,8 +131,8 @@ def _memory(asked: Asked, step: StepFacts) -> Iterator[str]:
 
 
 def _storage(times: StorageTimes, asked: Asked) -> Iterator[str]:
-    """The start and a checkpoint; nothing about a model that is read in an instant."""
-    if times.read_bytes < _WORTH_READING:
+    """The times of a start and of a checkpoint; nothing for small models."""
+    if times.read_bytes < _LEAST_READ_BYTES:
         return
     node = "each node" if asked.num_devices > asked.devices_per_node else "the node"
     yield f"Start: {node} reads {_gb(times.read_bytes)} of weights in about {spoken_duration(times.read_seconds)}."

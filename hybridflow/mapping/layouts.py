@@ -24,7 +24,7 @@ class ModelUse:
 
     lora_rank: int = 0
     copies_state: bool = False
-    """Whether its state, if it is trained, is copied to the memory of its node between steps, to survive faults."""
+    """Whether copies of its state, if it is trained, are kept in the memory of its node, to survive faults."""
 
 
 @dataclass(frozen=True, kw_only=True)

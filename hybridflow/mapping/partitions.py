@@ -29,7 +29,7 @@ class Restrictions:
     """The devices of other pools are a multiple of this: the size of a node, for whole nodes."""
 
     also: Sequence[int] = ()
-    """Further numbers of devices that other pools can have."""
+    """Numbers of devices that other pools can have in addition to these multiples."""
 
     def pool_name(self, pool: Sequence[str]) -> str | None:
         """The name of a pool of an allowed partition."""

@@ -18,7 +18,7 @@ from hybridflow.mapping.timing.seconds import Seconds
 from hybridflow.mapping.timing.storage import StorageTimes, storage_times
 
 _MOST_SIZES = 144
-"""On more devices, those of a pool are a multiple of 2 or more."""
+"""Approximate limit on the number of sizes of a pool: on more devices, only multiples of 2 or more are tried."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class PlannedStep:
 
     @property
     def storage(self) -> StorageTimes:
-        """The seconds of a start and of a checkpoint. A rollout gets its weights from its actor."""
+        """The times of a start and of a checkpoint. A rollout with an actor reads no weights: the actor sends them."""
         request, rollout = self.request, self.request.rollout
         models = [(model.use, self.layouts[model.role]) for model in request.models]
         if rollout is not None and rollout.actor is None:
@@ -133,7 +133,7 @@ def _order(step: PlannedStep) -> tuple[float, int]:
 
 
 def _timed(request: Request, plan: Plan) -> PlannedStep:
-    """The plan with the seconds of its layouts: the search only has the least seconds of a transfer between pools."""
+    """The plan with the time of its own transfer of weights between pools, of which the search has a lower bound."""
     step = PlannedStep(request, plan)
     pool_of = {role: number for number, pool in enumerate(plan.pools) for role in pool.roles}
     rollout = request.rollout
@@ -144,9 +144,10 @@ def _timed(request: Request, plan: Plan) -> PlannedStep:
 
 
 def pool_sizes(cluster: Cluster) -> tuple[int, list[int]]:
-    """The number of which the sizes of pools are multiples, and further sizes: all devices, and few nodes.
+    """The number of which the sizes of pools are multiples, and further sizes: all devices, and small numbers of nodes.
 
-    It is the smallest divisor of a node's devices that leaves at most `_MOST_SIZES` multiples, else 1, 2, 4, ... nodes.
+    The number is the smallest divisor of a node's devices, or else 1, 2, 4, ... nodes, with at most `_MOST_SIZES`
+    multiples.
     """
     node, least = cluster.devices_per_node, -(-cluster.num_devices // _MOST_SIZES)
     if least <= node:

@@ -65,7 +65,8 @@ class Request:
     """With `PlacementKind.given`, the devices of pools that `cluster` does not have."""
 
     copies_from: int | None = None
-    """The number of devices from which on the run keeps copies of the trained state, to survive faults; None: never."""
+    """The smallest number of devices with which the run keeps copies of the trained state, to survive faults; None: it
+    never does."""
 
     minibatch_prompts: int = 1
     """Prompts of the smallest minibatch: the most data-parallel ranks of a trained role."""

@@ -1,11 +1,14 @@
 """The faults of a run, as faults.jsonl in its directory lists them."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.observability.formatting import counted
-from hybridflow.observability.jsonlines import Json, read_rows
+from hybridflow.observability.jsonlines import Json, JsonLinesFile, read_rows
+
+logger = logging.getLogger(__name__)
 
 FAULTS_FILE = "faults.jsonl"
 """The file with a line for each fault that a run has survived, or that ended it."""
@@ -28,6 +31,9 @@ class Fault:
     message: str
     pools: str
     """The pools whose processes were replaced, joined by commas."""
+
+    plan: str
+    """The devices of the plan under which the run continued; empty if it kept its plan."""
 
     resumed_step: int | None
     """The step after which the run continued; None if the fault ended it."""
@@ -52,8 +58,22 @@ class Fault:
             return "the run ended"
         lost = self.step - self.resumed_step
         replaced = f"new processes in {self.pools}; " if self.pools else ""
+        replaced = f"a new plan with {self.plan}; " if self.plan else replaced
         back = f", {counted(lost, 'step')} back" if lost > 0 else ""
         return f"{replaced}continued after step {self.resumed_step}{back}"
+
+
+def append_faults(ledger: Path, faults: Sequence[Mapping[str, Json]], outcome: Mapping[str, Json]) -> None:
+    """Appends faults, each with what became of it; logs a warning if the file cannot be written."""
+    if not faults:
+        return
+    try:
+        file = JsonLinesFile(ledger)
+        for fault in faults:
+            file.append({**fault, **outcome})
+        file.close()
+    except OSError as error:  # the fault itself may be a full disk, or a run directory that no longer exists
+        logger.warning("file=%s cannot be written: %s", ledger, error)
 
 
 def read_faults(run_dir: Path) -> Sequence[Fault]:
@@ -70,6 +90,7 @@ def _fault(step: int, row: dict[str, Json]) -> Fault:
         place=f"{row['role']} rank {row.get('rank')}, {row.get('method')}" if "role" in row else "",
         message=str(row.get("message", "")),
         pools=str(row.get("pools", "")),
+        plan=str(row.get("plan", "")),
         resumed_step=resumed if isinstance(resumed, int) else None,
         cost_seconds=float(cost) if isinstance(cost, int | float) else 0.0,
     )

@@ -33,7 +33,7 @@ def test_a_driver_that_is_killed_twice_loses_and_repeats_no_step(processes: Proc
     assert run.rows() == whole.rows()
     assert sample_rows(run.run_dir) == sample_rows(whole.run_dir)
     assert "the run's process was killed by SIGKILL; it is started again (2 of 2)" in ended.words
-    assert "(restart 2 of 2), from step 4, 1 step back" in ended.words
+    assert "(restart 2 of 2); the run continues after step 4, 1 step back" in ended.words
     faults = [json.loads(line) for line in (run.run_dir / FAULTS_FILE).read_text().splitlines()]
     assert [(fault["kind"], fault["step"], fault["resumed_step"]) for fault in faults] == [
         ("driver", 3, 2),
@@ -94,7 +94,7 @@ def test_the_ray_of_a_dead_driver_is_gone_before_the_next_one_starts(tmp_path: P
     assert parent.returncode == 0, said
     assert most == 1
     assert steps_of(run_dir) == [0, 1, 2, 3, 4]
-    assert "from step 2, 1 step back" in " ".join(said.split())
+    assert "continues after step 2, 1 step back" in " ".join(said.split())
 
 
 def _name(process: psutil.Process) -> str:

@@ -84,7 +84,8 @@ class BackendOptions:
     hang_timeout_seconds: float = 20.0
     call_timeout_seconds: float = 7200.0
     room_timeout_seconds: float | None = None
-    """How long `respawn` waits for devices before it raises `NoRoom`; None: as long as for the start of processes."""
+    """How long `respawn` waits for devices before it raises `NoRoom`; None: it raises `ResourceError` after
+    `start_timeout_seconds`."""
 
     while_waiting: Callable[[], None] = lambda: None
     """Called about twice per second while the driver waits for workers in other processes; may raise."""

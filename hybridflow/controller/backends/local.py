@@ -90,7 +90,7 @@ class LocalBackend:
                     self._build(hosts, spec)
 
     def devices(self) -> list[int]:
-        """One: those of this process."""
+        """One node with one device, which is all that this process has."""
         return [1]
 
     def kill(self, handles: Sequence[Handle]) -> None:

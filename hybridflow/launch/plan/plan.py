@@ -61,7 +61,7 @@ class RunPlan:
 
     composed: Composed
     asked: Composed
-    """The configuration before anything was planned or chosen for the devices that are there."""
+    """The configuration as the user wrote it, before anything in it was planned or chosen for the devices."""
 
     device: str
     """`cpu` or `cuda`; see `device_of` for that of a pool."""
@@ -128,8 +128,8 @@ def plan_run(
 ) -> RunPlan:
     """The plan of a composed run. Starts nothing, reads no data and no model.
 
-    Without layouts, those that the run leaves to hybridflow are still to be chosen: see `automatic.py`. `device` is
-    `cpu` or `cuda`, by default what `trainer.device` chooses here. Adds to `faults` errors that leave a plan with a
+    `has_layouts=False` is for a run whose layouts `automatic.py` still has to choose. `device` is `cpu` or `cuda`, by
+    default what `trainer.device` chooses here. Adds to `faults` errors that leave a plan with a
     gap, such as a loss that cannot be called; raises `HybridflowError` if there is no plan, as for a dataflow that does
     not exist.
     """

@@ -136,8 +136,8 @@ def plan_roles(
 ) -> list[RoleSpec]:
     """The roles of a dataflow with these settings. The rollout is part of the actor, unless it has its own pool.
 
-    Without layouts, which are then still to be chosen, the actor has no generation mesh. Raises `ConfigError` for a
-    missing role or setting.
+    With `has_layouts=False`, because they still have to be chosen, the actor has no generation mesh. Raises
+    `ConfigError` for a missing role or setting.
     """
     needs = {n: need for n, need in role_needs(dataflow).items() if is_wanted(config, dataflow, settings, n, need)}
     has_policy = any(need.kind is Policy for need in needs.values())
@@ -302,7 +302,7 @@ def _reward(config: Experiment, name: str, reward: Reward) -> RoleSpec:
 
 
 def _function_mesh(devices: int, prompts: int) -> ParallelMesh:
-    """All devices of a pool; those that a small batch does not reach have the rows of another one."""
+    """A mesh of all devices of a pool: if there are more devices than prompts, several have the same rows."""
     data = max(size for size in divisors(max(devices, 1)) if size <= prompts)
     return ParallelMesh({"data": data, "tensor": max(devices, 1) // data})
 

@@ -11,7 +11,7 @@ _LEAST = "trainer.elastic.min_devices"
 
 
 def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Such a run needs Ray, checkpoints, a placement that can change, and bounds that include its devices."""
+    """A run with `trainer.elastic.min_devices` needs Ray, checkpoints, a variable placement, and consistent bounds."""
     trainer, bounds = plan.config.trainer, plan.config.trainer.elastic
     least, most, used = bounds.min_devices, bounds.max_devices, num_devices(plan.config)
     if least is None:
@@ -19,7 +19,7 @@ def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
     own = sorted(key for key in plan.asked.user_keys if key.startswith(("placement.pools", "placement.roles")))
     if own:
         yield ConfigError(
-            f"{_LEAST}={least}: the run may continue on other devices, but {', '.join(own)} gives its pools.",
+            f"{_LEAST}={least}: the run may continue on other devices, but {', '.join(own)} fixes its pools.",
             remedy="Leave the placement to hybridflow (placement=auto, split, standalone or colocated), or leave out"
             f" {_LEAST}.",
             key=_LEAST,
@@ -44,7 +44,7 @@ def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
         )
     elif used < least:
         yield ConfigError(
-            f"The run begins on {used} devices, and {_LEAST}={least}.",
+            f"The run begins on {used} devices, fewer than {_LEAST}={least}.",
             remedy=f"Set {_LEAST} to at most {used}, or use more devices.",
             key=_LEAST,
         )

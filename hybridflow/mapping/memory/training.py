@@ -34,7 +34,7 @@ def training_memory(
 
     With `shares_weights`, its weights are views of a rollout's on the same devices, and count there. `system` is our
     engine of the layout by default. A copy of the state exists twice while it is stored: in the process, and in Ray's
-    object store. `has_host`: the memory of the node is not that of its devices, which are GPUs.
+    object store. `has_host`: the devices are GPUs, whose memory is not that of their node.
     """
     system = system or own_system(use, layout)
     shards = shards_of(layout, system)

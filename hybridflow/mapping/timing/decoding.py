@@ -10,7 +10,7 @@ _GROUPS = 256
 """At most this many groups of rows are followed at a time; the rows of a group have the same length."""
 
 _MOST_QUEUED = 64 * _GROUPS
-"""At most this many groups are followed through a queue; while there are more, an engine is in a steady state."""
+"""At most this many groups are followed through a queue; an engine with more is in a steady state for the rest."""
 
 _STRIDE = 0.6180339887498949
 """Rows arrive in an order without pattern: row i has the quantile at the fractional part of i times this."""

@@ -20,7 +20,7 @@ Within a node, 0.8 is assumed.
 
 _NODE_HOP_SECONDS, _NETWORK_HOP_SECONDS = 1.9e-6, 4e-6
 """Latency of a step of a ring over NVLink and over the network, in NCCL's own tables (LL128, src/graph/tuning.cc).
-Within one node, `Efficiency.sync_seconds` has all of them."""
+Within one node, `Efficiency.sync_seconds` includes all steps."""
 
 _EAGER_LAUNCH_SECONDS = 22.5e-3 / 28
 """Without CUDA graphs, the thinker of Qwen2.5-Omni-7B (28 layers) takes 22 to 23 ms per token on A800 in vLLM-Omni, and
@@ -84,7 +84,7 @@ class Rates:
         return self.cluster.device.request_seconds.get(engine, 0.0)
 
     def slowdown(self, engine: str) -> float:
-        """How many times as long as at these rates the layers of a training engine compute."""
+        """The factor by which the layers of a training engine take longer than these rates predict."""
         return self.cluster.device.slowdown.get(engine, 1.0)
 
     def exposed(self, seconds: Seconds, meanwhile: Seconds) -> Seconds:
@@ -117,7 +117,8 @@ class Rates:
         return 2 * self.all_gather(total_bytes, group) - self.latency(group.size)
 
     def hops(self, group: Group) -> float:
-        """Seconds in which a ring passes all nodes of a group but the first: much for a collective per layer."""
+        """Latency of one pass of a ring through all nodes of a group but the first; it adds up if each layer has a
+        collective."""
         inside = group.per_node(self.cluster.devices_per_node)
         per_node = _NETWORK_HOP_SECONDS + (inside - 1) * _NODE_HOP_SECONDS
         return (group.size / inside - 1) * where(self.cluster.device.is_cpu, 0.0, per_node)

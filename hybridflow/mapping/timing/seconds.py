@@ -16,7 +16,7 @@ class Seconds:
         return sum(self.parts.values())
 
     def with_part(self, name: str, seconds: float) -> "Seconds":
-        """One more part."""
+        """These seconds with one more part."""
         return Seconds({**self.parts, name: seconds})
 
     def scaled(self, factor: float) -> "Seconds":

@@ -14,14 +14,14 @@ from hybridflow.models.geometry import parameter_count
 
 @dataclass(frozen=True)
 class StorageTimes:
-    """Bytes that one node reads and writes, and the seconds that this takes. All nodes do so at once."""
+    """Bytes that are read at the start and written by a checkpoint, and the seconds of both. All nodes work at once."""
 
     read_bytes: float
-    """Weights, when a run starts: each byte that a device of the node needs once."""
+    """The weights that one node reads when a run starts; those that several of its devices need count once."""
 
     read_seconds: float
     checkpoint_bytes: float
-    """The whole checkpoint, which all nodes write together."""
+    """The size of a checkpoint, which all nodes write together."""
 
     write_seconds: float
     copy_seconds: float

@@ -100,6 +100,6 @@ def test_below_its_bound_a_run_waits_for_devices(monkeypatch):
 
 
 def test_a_run_ends_if_too_few_devices_come(monkeypatch):
-    with pytest.raises(ResourceError, match="1 device of 4 left, and trainer.elastic.min_devices=2") as ended:
+    with pytest.raises(ResourceError, match="only 1 of 4 devices left, and trainer.elastic.min_devices=2") as ended:
         elastic(monkeypatch, Clock((0, [1]))).shrink()
     assert "lower trainer.elastic.min_devices" in ended.value.remedy

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hybridflow.observability.calls import Span
 from hybridflow.observability.ending import Ending, write_ending
+from hybridflow.observability.fault_ledger import read_faults
 from hybridflow.observability.report import write_report
 from hybridflow.observability.report.charts import (
     Axis,
@@ -148,6 +149,13 @@ def test_faults_are_marked_on_the_curves_and_listed_with_their_cost(tmp_path):
         19.5,
         "fault after step 19 (process): new processes in main; continued after step 10, 9 steps back",
     ]
+
+
+def test_a_fault_after_which_the_devices_changed_names_the_new_plan(tmp_path):
+    lost = {"step": 7, "kind": "lost_node", "pools": "main", "plan": "8 devices instead of 16", "resumed_step": 6}
+    (tmp_path / "faults.jsonl").write_text(json.dumps(lost) + "\n")
+    (fault,) = read_faults(tmp_path)
+    assert fault.outcome == "a new plan with 8 devices instead of 16; continued after step 6, 1 step back"
 
 
 def test_a_tile_says_which_step_was_evaluated_last_and_over_how_many_steps_a_mean_is(tmp_path):

@@ -170,7 +170,7 @@ class RayBackend:
         others = [host for host in self._hosts() if host.pool not in gone]
         for host in self._hosts():
             if host.pool in gone:
-                host.end()  # the others may be waiting for a process that is stopped
+                host.end()  # a process that is stopped would keep other pools waiting for it
         begun = self._changes_begun(others, seconds)
         self.call_log.drop()
         gone |= {host.pool for host in others if host not in begun}
@@ -200,7 +200,7 @@ class RayBackend:
                 self._built(placed, role, packed)
 
     def _await_start(self, pools: Sequence[PlacedPool], began: float) -> None:
-        """Returns once all processes of these pools have started, or have ended."""
+        """Returns once each process of these pools has started or ended; raises as `respawn`."""
         while True:
             self._watch.ask_for_signs_of_life(seconds=_START_LOOK_SECONDS)
             waited, room = time.monotonic() - began, self._room_timeout_seconds
@@ -220,7 +220,8 @@ class RayBackend:
                 raise not_replaced(pool, ranks, self._start_timeout_seconds)
 
     def devices(self) -> list[int]:
-        """Those that are free or belong to this run, on each node that has any. Ray's own cluster never grows."""
+        """Those that are free or belong to this run, on each node that has any. A cluster that the run has started has
+        only those of the run."""
         own = devices_by_node(self._pools)
         found = free_node_devices(self._device) if is_joined() else dict.fromkeys(own, 0)
         counts = (free + own[node] for node, free in found.items())

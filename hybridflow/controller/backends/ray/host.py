@@ -68,7 +68,7 @@ class RayHost(WorkerHost):
             ended.set()
 
     def is_cancelled(self) -> bool:
-        """Whether the call that runs was cancelled. Call it in the thread of the call."""
+        """Whether the current call was cancelled. Call this in the thread of that call."""
         return ray.get_runtime_context().is_canceled()
 
     def _leave_if_cancelled(self, *_: object) -> None:

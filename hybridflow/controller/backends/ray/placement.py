@@ -200,7 +200,7 @@ def _slots(pool: ResourcePool, group: PlacementGroup) -> list[Slot]:
 
 
 def devices_by_node(pools: Mapping[ResourcePool, PlacedPool]) -> Counter[str]:
-    """The devices that pools have on each node, by its id; those that wait for a node are left out."""
+    """The devices of the pools by the id of their node, without those that still wait for a node."""
     found: Counter[str] = Counter()
     for pool, placed in pools.items():
         nodes = placement_group_table(placed.group)["bundles_to_node_id"]
@@ -210,7 +210,7 @@ def devices_by_node(pools: Mapping[ResourcePool, PlacedPool]) -> Counter[str]:
 
 
 def lacks_devices(placed: PlacedPool) -> bool:
-    """Whether a node of the pool is lost and Ray has found no other one."""
+    """Whether a node of the pool is lost and Ray has not found another one."""
     return placement_group_table(placed.group)["state"] != _PLACED
 
 
@@ -273,7 +273,7 @@ def _bundle(pool: ResourcePool, resource: str, devices: int) -> dict[str, float]
 
 
 def no_room(pool: ResourcePool, ranks: Sequence[int], waited_seconds: float) -> NoRoom:
-    """The error for processes that were lost, and for which a run that may use fewer devices has waited."""
+    """The error for lost processes that no node has room for, in a run that may continue on fewer devices."""
     return NoRoom(
         f"The processes of ranks {', '.join(map(str, ranks))} of the pool '{pool.name}' were lost, and after"
         f" {waited_seconds:.0f} s no other node has room for them.",

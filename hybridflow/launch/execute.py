@@ -11,7 +11,7 @@ from hybridflow.elastic.claim import release
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import HybridflowError, WorkerError, explained
 from hybridflow.launch.messages import Finished, ending_of
-from hybridflow.launch.opened_run import Around, OpenedRun
+from hybridflow.launch.opened_run import OpenedRun, RunContext
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.reporting import AT_ONCE, Reporting
 from hybridflow.launch.supervised import Start
@@ -56,7 +56,7 @@ def opened_run(
         stack.callback(reporting.close)
         try:
             with ExitStack() as roles:
-                opened = OpenedRun(prepared, Around(console, stop, reporting, after_step, start), roles)
+                opened = OpenedRun(prepared, RunContext(console, stop, reporting, after_step, start), roles)
                 yield opened
         except BaseException as error:
             ending = _ending_of(error)

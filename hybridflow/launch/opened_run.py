@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Around:
-    """What a run keeps when its roles are closed and start again."""
+class RunContext:
+    """The parts of a run that remain while its roles are closed and started again."""
 
     console: Console
     stop: Stop
@@ -67,11 +67,11 @@ class OpenedRun:
     """A run whose roles have started; closing the stack `roles` stops them. `finished` is set when it ends without an
     error."""
 
-    def __init__(self, prepared: Prepared, around: Around, roles: ExitStack) -> None:
+    def __init__(self, prepared: Prepared, context: RunContext, roles: ExitStack) -> None:
         self.finished: Finished | None = None
-        self._prepared, self._around, self._stack = prepared, around, roles
+        self._prepared, self._context, self._stack = prepared, context, roles
         self._positions = {name: stream.state() for name, stream in prepared.data.streams.items()}
-        self._roles = roles.enter_context(_started(prepared, around))
+        self._roles = roles.enter_context(_started(prepared, context))
 
     @property
     def run(self) -> Run:
@@ -89,21 +89,21 @@ class OpenedRun:
             try:
                 return self.loop.run()
             except NewPlan as change:
-                if self._around.stop.signal is not None:
+                if self._context.stop.signal is not None:
                     raise change.__cause__ or change from None
                 self._change_plan(is_loss=change.__cause__ is not None)
 
     def _change_plan(self, *, is_loss: bool) -> None:
-        around, devices = self._around, self._roles.devices
+        context, devices = self._context, self._roles.devices
         try:
-            around.moved_at = time.monotonic()
+            context.moved_at = time.monotonic()
             if is_loss:
                 devices.shrink()
             assert devices.plan is not None, "there is no other plan"
-            around.moved = f"{counted(num_devices(devices.plan.config), 'device')} instead of {devices.used}"
+            context.moved = f"{counted(num_devices(devices.plan.config), 'device')} instead of {devices.used}"
             self._stack.close()
             self._prepared = prepared_under(devices.plan, self._prepared, self._positions)
-            self._roles = self._stack.enter_context(_started(self._prepared, around))
+            self._roles = self._stack.enter_context(_started(self._prepared, context))
         except HybridflowError:
             if self.run.survival is not None:
                 self.run.survival.ended()
@@ -111,12 +111,12 @@ class OpenedRun:
 
 
 @contextmanager
-def _started(prepared: Prepared, around: Around) -> Iterator[_Roles]:
-    trainer, checkpoint, stop = prepared.plan.config.trainer, prepared.checkpoint, around.stop
+def _started(prepared: Prepared, context: RunContext) -> Iterator[_Roles]:
+    trainer, checkpoint, stop = prepared.plan.config.trainer, prepared.checkpoint, context.stop
     with ExitStack() as stack:
         start = checkpoint.step if checkpoint else 0
         words = "generating responses to {} prompts" if prepared.plan.only_generates else EVALUATING
-        progress = Progress(trainer.total_steps, start_step=start, evaluating=words, console=around.console)
+        progress = Progress(trainer.total_steps, start_step=start, evaluating=words, console=context.console)
         timers = StageTimers(on_stage=progress.stage, on_part=progress.part)
         tracked = TrackedRun(
             prepared.directory,
@@ -129,12 +129,12 @@ def _started(prepared: Prepared, around: Around) -> Iterator[_Roles]:
         stack.callback(tracker.close)
 
         def begin() -> None:
-            around.reporting.begin()
-            stop.before_exit = around.reporting.end_at_once
+            context.reporting.begin()
+            stop.before_exit = context.reporting.end_at_once
             is_unlogged = checkpoint is not None and checkpoint.driver_state().get("unlogged") is not None
             # drops rows of the earlier run, which cannot be restored from here on
             tracker.rewind(checkpoint.step if checkpoint else -1, is_unlogged=is_unlogged)
-            _note_start(run, around, step=start)
+            _note_start(run, context, step=start)
 
         run = assemble(
             prepared,
@@ -142,13 +142,13 @@ def _started(prepared: Prepared, around: Around) -> Iterator[_Roles]:
             timers,
             stack,
             stop=stop,
-            report=around.reporting.on_the_way,
+            report=context.reporting.on_the_way,
             begun=begin,
-            history=around.history,
+            history=context.history,
         )
         devices = elastic_devices(prepared, cast(Backend, run.calls).devices)
         run = replace(run, grows=devices.grows)
-        run = run if around.after_step is None else replace(run, after_step=around.after_step)
+        run = run if context.after_step is None else replace(run, after_step=context.after_step)
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
@@ -158,19 +158,19 @@ def _started(prepared: Prepared, around: Around) -> Iterator[_Roles]:
             yield _Roles(run, loop, devices)
 
 
-def _note_start(run: Run, around: Around, *, step: int) -> None:
+def _note_start(run: Run, context: RunContext, *, step: int) -> None:
     """Records that the roles have started, and after which fault or change of devices if they start again."""
     total = run.trainer.total_steps
-    if not around.moved:
+    if not context.moved:
         logger.info("all roles have started%s", f"; {step} of {total} steps are done" if total else "")
-    if around.moved and around.history.open and run.survival is not None:
-        run.survival.continued(step=step, plan=around.moved)
-    elif around.moved:
-        seconds = time.monotonic() - around.moved_at
-        logger.warning("new plan with %s after %.1f s; the run continues after step %d", around.moved, seconds, step)
-    elif around.supervised is not None and around.supervised.number:
-        _note_restart(run.checkpoints.run_dir, around.supervised, step=step)
-    around.moved = ""
+    if context.moved and context.history.open and run.survival is not None:
+        run.survival.continued(step=step, plan=context.moved)
+    elif context.moved:
+        seconds = time.monotonic() - context.moved_at
+        logger.warning("new plan with %s after %.1f s; the run continues after step %d", context.moved, seconds, step)
+    elif context.supervised is not None and context.supervised.number:
+        _note_restart(run.checkpoints.run_dir, context.supervised, step=step)
+    context.moved = ""
 
 
 def _note_restart(directory: Path, start: Start, *, step: int) -> None:

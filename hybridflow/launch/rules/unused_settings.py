@@ -73,8 +73,10 @@ def _of_roles(plan: RunPlan) -> Iterator[Unused]:
 
 
 def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:
-    """Settings of the checkpoints that are kept."""
+    """Settings of the checkpoints that are kept, and of the devices on which a run continues from them."""
     trainer, which = plan.config.trainer, ("trainer.best_metric", "trainer.greater_is_better")
+    if trainer.elastic.min_devices is None:
+        yield Unused(("trainer.elastic",), "trainer.elastic.min_devices=null never changes the devices")
     if not trainer.save_every:
         names = ("async_save", "checkpoint_url", "keep_checkpoints", "keep_every", "keep_best")
         kept = tuple(f"trainer.{name}" for name in names)

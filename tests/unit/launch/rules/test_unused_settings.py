@@ -53,11 +53,13 @@ UNUSED = [
     ("ppo algorithm=grpo", "critic.epochs=2", "has no critic"),
     ("ppo algorithm=grpo placement.pools.main.devices=1", "placement.roles.critic=main", "no role 'critic'"),
     ("ppo algorithm=gspo", "algorithm.dual_clip=3.0", "algorithm.policy_loss=gspo does not read it"),
+    ("ppo", "trainer.elastic.max_devices=8", "trainer.elastic.min_devices=null"),
 ]
 READ = [
     "ppo algorithm.lam=0.9 algorithm.dual_clip=3 critic.epochs=2 rollout.samples_per_prompt=2",
     "ppo placement.pools.main.devices=1 placement.roles={critic: main, rollout: main}",
     "ppo algorithm.kl={placement: reward, coefficient: 0.1, estimator: k3, target: 0.1, horizon: 20000}",
+    "ppo trainer.elastic={min_devices: 1, max_devices: 8}",
     "ppo algorithm.correction={weights: token, upper: 3, reject: sequence, reject_upper: 4}",
     "ppo algorithm=grpo rollout.sampling.temperature=0.8 reward.error_budget=2",
     "sft rollout.eval_sampling.temperature=0.5 rollout.samples_per_prompt=1 algorithm.kl.placement=none",

@@ -66,6 +66,7 @@ LAYOUTS = {
         "placement={roles: {actor: policy, rollout: policy, reward: policy, critic: values, reference: values}}",
     ),
 }
+FIELDS = ("step", "fault", "kind", "role", "rank", "method", "pools", "resumed_step", "seconds")
 KINDS: tuple[str, ...] = ("SIGKILL", "SIGKILL", "SIGSTOP", "exception")
 
 REWARD = """from pathlib import Path
@@ -98,7 +99,7 @@ class Line:
 
     injected: Mapping[str, int]
     faults: Sequence[Mapping[str, object]]
-    """The run's own record, `faults.jsonl`."""
+    """From the run's own record, `faults.jsonl`: these `FIELDS` of each fault."""
 
     seconds: float
     seconds_without: float
@@ -181,8 +182,8 @@ def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted:
     status = process.wait()
     found, words = numbers(run_dir), _last_words(folder)
     return Line(
-        layout, seed, status == 0 and max(found, default=0) == STEPS, found == wanted, injected, ledger(run_dir),
-        time.monotonic() - began, seconds_without, "" if status == 0 else words,
+        layout, seed, status == 0 and max(found, default=0) == STEPS, found == wanted, injected,
+        [{name: row[name] for name in FIELDS if name in row} for row in ledger(run_dir)], time.monotonic() - began, seconds_without, "" if status == 0 else words,
     )  # fmt: skip
 
 

@@ -18,6 +18,9 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
 _LAST_ATTEMPTS = 3
 """Attempts that `finish` waits for before it raises the error of the last one."""
 
+_END_SECONDS = 30.0
+"""How long `end` waits for the current attempt."""
+
 
 @dataclass(frozen=True)
 class Outage:
@@ -33,6 +36,7 @@ class Mirror:
         mirror = Mirror(store, remote)  # begins with the checkpoints that exist
         mirror.update()                 # after each complete checkpoint; does not wait
         mirror.finish()                 # waits until the URL is up to date; raises an error that persists
+        mirror.end()                    # ends the thread
 
     Failed attempts are repeated, less and less often, until one succeeds. The store's `Retention` decides which of the
     checkpoints in the store and at the URL the run keeps.
@@ -45,9 +49,10 @@ class Mirror:
         self._changed = threading.Condition()
         self._wanted, self._done, self._failed = 1, 0, 0
         self._error: CheckpointError | None = None
-        self._is_hurried = False
+        self._is_hurried = self._is_ended = False
         self._outages: list[Outage] = []
-        threading.Thread(target=self._run, name="upload checkpoints", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="upload checkpoints", daemon=True)
+        self._thread.start()
 
     def update(self) -> None:
         """Notifies the thread that a checkpoint was completed."""
@@ -77,11 +82,20 @@ class Mirror:
             remedy=f"They are complete in {self._store.directory}; the same command copies them and continues.",
         )
 
+    def end(self) -> None:
+        """Ends the thread after its current attempt, and waits for that: another mirror may write to the URL next."""
+        with self._changed:
+            self._is_ended = True
+            self._changed.notify_all()
+        self._thread.join(_END_SECONDS)
+
     def _run(self) -> None:
         failing_since, pause = None, _FIRST_PAUSE_SECONDS
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._done < self._wanted)
+                self._changed.wait_for(lambda: self._is_ended or self._done < self._wanted)
+                if self._is_ended:
+                    return
                 wanted = self._wanted
             try:
                 self._synchronize()
@@ -89,7 +103,7 @@ class Mirror:
                 failing_since = failing_since or time.monotonic()
                 self._note_failure(error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_hurried, timeout=pause)
+                    self._changed.wait_for(lambda: self._is_hurried or self._is_ended, timeout=pause)
                 time.sleep(_FIRST_PAUSE_SECONDS)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue

@@ -86,7 +86,7 @@ def assemble(
         tracker=tracker,
         timers=timers,
         checkpoints=store,
-        mirror=_mirror(trainer, store),
+        mirror=_mirror(trainer, store, stack),
         learners={name: cast(Trainable, groups[name]) for name in plan.trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
@@ -118,9 +118,13 @@ def _options(plan: RunPlan, stop: Stop) -> BackendOptions:
     )
 
 
-def _mirror(trainer: Trainer, store: CheckpointStore) -> Mirror | None:
+def _mirror(trainer: Trainer, store: CheckpointStore, stack: ExitStack) -> Mirror | None:
     remote = remote_checkpoints(trainer) if trainer.save_every else None
-    return None if remote is None else Mirror(store, remote)
+    if remote is None:
+        return None
+    mirror = Mirror(store, remote)
+    stack.callback(mirror.end)
+    return mirror
 
 
 def _survival(

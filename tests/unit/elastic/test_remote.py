@@ -207,6 +207,18 @@ def test_an_upload_that_never_succeeds_is_an_error_at_the_end_that_says_where_th
     assert list(remote.complete()) == [1]
 
 
+def test_after_its_end_a_mirror_that_fails_writes_nothing_more(tmp_path, failures):
+    store, failures.left = store_with(tmp_path, 1), 0
+    copy = Mirror(store, remote_of(tmp_path))
+    while not failures.failed:
+        time.sleep(0.001)
+    copy.end()
+    failures.left = 1 << 30
+    copy.update()
+    time.sleep(0.1)
+    assert failures.left == 1 << 30 and not remote_of(tmp_path).complete()
+
+
 def test_a_checkpoint_is_not_deleted_here_while_it_is_copied(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     store, remote, put, first = store_with(tmp_path, 1), remote_of(tmp_path), LocalFileSystem.put_file, Lock()

@@ -206,7 +206,7 @@ def test_a_device_that_cannot_be_written_is_an_error(tmp_path):
         ("launch_seconds", {"fdsp": 0.1}, "has the unknown engine 'fdsp' in launch_seconds", "Engines: "),
         ("launch_seconds", 0.1, "has 0.1 in launch_seconds", "Give numbers by engine"),
         ("launch_seconds", {"fsdp": -1}, "has launch_seconds.fsdp=-1, which is not a number from 0 to 10", "a layer"),
-        ("slowdown", {"fsdp": 0}, "has slowdown.fsdp=0, which is not a number from 0.01 to 100", "how many times"),
+        ("slowdown", {"fsdp": 0}, "has slowdown.fsdp=0, which is not a number from 0.01 to 100", "it is the factor"),
         ("request_seconds", {"fsdp": 0.1}, "has the unknown engine 'fsdp' in request_seconds", "{transformers: 0.001}"),
     ],
 )

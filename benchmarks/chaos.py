@@ -181,9 +181,10 @@ def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted:
         process.kill()
     status = process.wait()
     found, words = numbers(run_dir), _last_words(folder)
+    faults = [{name: row[name] for name in FIELDS if name in row} for row in ledger(run_dir)]
     return Line(
-        layout, seed, status == 0 and max(found, default=0) == STEPS, found == wanted, injected,
-        [{name: row[name] for name in FIELDS if name in row} for row in ledger(run_dir)], time.monotonic() - began, seconds_without, "" if status == 0 else words,
+        layout, seed, status == 0 and max(found, default=0) == STEPS, found == wanted, injected, faults,
+        time.monotonic() - began, seconds_without, "" if status == 0 else words,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ a run was lost or had other numbers.
 
 import argparse
 import json
-import os
 import random
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from statistics import median
 
 import psutil
 
-from benchmarks.record import HERE
+from benchmarks.record import HERE, environment
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
@@ -148,10 +147,9 @@ def started(folder: Path, layout: str) -> subprocess.Popen[bytes]:
     reward.write_text(REWARD)
     name, *settings = LAYOUTS[layout]
     words = [*COMMON, *settings, f"reward.functions=[{reward}:score]", f"trainer.run_dir={folder / 'run'}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     with (folder / "output.txt").open("wb") as output:
         command = [sys.executable, "-m", "hybridflow", name, *words]
-        return subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=HERE.parent)
+        return subprocess.Popen(command, env=environment(), stdout=output, stderr=output, cwd=HERE.parent)
 
 
 def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted: dict, seconds_without: float) -> Line:

@@ -9,7 +9,6 @@ CPU seconds are of the command and the processes that it has waited for, which t
 """
 
 import argparse
-import os
 import resource
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.record import HERE, write_record
+from benchmarks.record import HERE, environment, write_record
 
 COMMAND = (sys.executable, "-m", "hybridflow", "grpo", "trainer.total_steps=1")
 CASES = {"transformers": [], "vllm": ["rollout.engine=vllm"], "ray": ["trainer.backend=ray"]}
@@ -65,14 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measured(case: str) -> Measured:
     """Runs the command of a case in a new directory, and times its lines as they arrive."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     ends, lines = dict.fromkeys(PHASES, 0.0), []
     with tempfile.TemporaryDirectory() as directory:
         command = subprocess.Popen(
             [*COMMAND, *CASES[case]],
             cwd=directory,
-            env=environment,
+            env=environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

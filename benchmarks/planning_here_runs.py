@@ -1,14 +1,13 @@
 """Real runs on this machine for `planning_here.py`: their settings, and the commands that start them."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.record import HERE
+from benchmarks.record import HERE, environment
 from benchmarks.workload import ModelSize, arithmetic_prompts, save_random_llama
 
 LLAMA_100M = ModelSize(hidden=768, intermediate=2560, layers=12, heads=12, kv_heads=12, head_size=64)
@@ -75,11 +74,11 @@ def run(case: Case, scratch: Path, assets: Path) -> Path:
         f"{key}={value}" for key, value in (_settings(case, scratch, assets) | {"trainer.run_dir": run_dir}).items()
     ]
     shutil.rmtree(run_dir, ignore_errors=True)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "hybridflow", case.command, *words],
-            env=environment, cwd=HERE.parent, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False,
+            env=environment(HF_HUB_OFFLINE="1"), cwd=HERE.parent, capture_output=True, text=True,
+            timeout=_TIMEOUT_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise RunFailed(f"{case.title}: no end after {_TIMEOUT_SECONDS} s") from error

@@ -17,12 +17,16 @@ logger = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
 
 
+def environment(**more: str) -> dict[str, str]:
+    """The variables of a process that runs this checkout with one thread, and more of them."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)} | more
+
+
 def run_reporting(command: Sequence[str], timeout: float) -> dict[str, Any] | None:
     """The JSON of the command's last line; None, and its last words in the log, when it failed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout, check=True, cwd=HERE.parent
+            command, env=environment(), capture_output=True, text=True, timeout=timeout, check=True, cwd=HERE.parent
         )
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:

@@ -26,7 +26,7 @@ from time import strftime
 
 import psutil
 
-from benchmarks.record import HERE, write_record
+from benchmarks.record import HERE, environment, write_record
 from hybridflow.observability.jsonlines import rows_by_step
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 
@@ -124,10 +124,10 @@ def soaked(folder: Path, rollout: str, seconds: float, ending: signal.Signals) -
     temporary.mkdir()
     segments, began = _segments(), time.monotonic()
     words = [*SETTINGS, f"rollout.engine={rollout}", f"trainer.run_dir={folder / 'run'}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent), "TMPDIR": str(temporary)}
+    variables = environment(TMPDIR=str(temporary))
     with (folder / "output.txt").open("wb") as output:
         command = [sys.executable, "-m", "hybridflow", "grpo", *words]
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=HERE.parent)
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd=HERE.parent)
     run, seen = Soak(0), dict[int, psutil.Process]()
     while process.poll() is None and time.monotonic() - began < seconds:
         time.sleep(SECONDS_APART)

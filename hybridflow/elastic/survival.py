@@ -110,7 +110,7 @@ class Survival:
         policy = self._policy_for(error, kind)
         is_first = not self._history.recent
         self._count(kind, step)
-        self._note(error, kind, policy, step)
+        self._history.open.append(self._noted(error, kind, policy, step))
         reason = self._reason_to_end(kind, step)
         if policy is FaultPolicy.stop or reason:
             if isinstance(error, HybridflowError) and not (policy is FaultPolicy.stop and is_first):
@@ -130,8 +130,9 @@ class Survival:
         """Records a fault of work in the background, such as an upload: it was retried until it succeeded, and has cost
         the run no time."""
         if self._most:
-            self._note(error, kind_of(error), FaultPolicy.retry, step)
-            self._record({"pools": "", "resumed_step": step, "seconds": round(seconds, 3), "cost_seconds": 0.0})
+            fault = self._noted(error, kind_of(error), FaultPolicy.retry, step)
+            outcome = {"pools": "", "resumed_step": step, "seconds": round(seconds, 3), "cost_seconds": 0.0}
+            append_faults(self._ledger, [fault], outcome)
 
     @property
     def leaves_out_batch(self) -> bool:
@@ -224,16 +225,17 @@ class Survival:
             return f"{counted(in_step, 'fault')} in step {step + 1}"
         return ""
 
-    def _note(self, error: Exception, kind: Kind, policy: FaultPolicy, step: int) -> None:
+    def _noted(self, error: Exception, kind: Kind, policy: FaultPolicy, step: int) -> dict[str, Any]:
+        """A fault as a row of the ledger; adds it to the history."""
         names = ("role", "rank", "node", "method")
         place = {name: vars(error)[name] for name in names} if isinstance(error, WorkerError) else {}
         fault = {"step": step, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": type(error).__name__}
         message = error.message if isinstance(error, HybridflowError) else str(error)
         stacks = {"stacks": error.worker_traceback.splitlines()} if isinstance(error, WorkerHangs) else {}
         fault |= {"kind": kind.name, "policy": policy.name}
-        self._history.open.append(fault | place | {"message": message} | stacks)
         where = f" of {error.role} rank {error.rank} in {error.method}" if isinstance(error, WorkerError) else ""
         self._history.lines.append(f"step {step + 1}, {kind.name}{where} ({type(error).__name__})")
+        return fault | place | {"message": message} | stacks
 
     def _record(self, outcome: dict[str, str | int | float]) -> None:
         append_faults(self._ledger, self._history.open, outcome)

@@ -74,13 +74,15 @@ def with_all_devices(composed: Composed) -> Composed:
     trainer = composed.config.trainer
     if trainer.devices:
         return composed
-    return with_devices(composed, _devices_of_nodes(trainer))
+    found = with_devices(composed, _devices_of_nodes(trainer))
+    chosen = found.config.trainer
+    logger.info("trainer.devices=auto: devices=%d nodes=%d", chosen.devices, chosen.nodes)
+    return found
 
 
 def with_devices(composed: Composed, counts: Sequence[int]) -> Composed:
-    """The same run on nodes with these numbers of devices, as `trainer.devices=auto` chooses them. Logs them."""
+    """The same run on nodes with these numbers of devices, as `trainer.devices=auto` chooses them."""
     devices, nodes = (counts[0], len(counts)) if len({*counts}) == 1 else (sum(counts), 1)
-    logger.info("trainer.devices=auto: devices=%d nodes=%d", devices, nodes)
     found = with_values(composed, {"trainer.devices": devices, "trainer.nodes": nodes}, "device")
     return replace(found, origins={**found.origins, "trainer.devices": AUTO})
 

@@ -1,5 +1,9 @@
 """vLLM over ranks: whatever the layout, the answers of transformers and of one rank alone, and the right pieces."""
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -149,3 +153,25 @@ def test_vllm_finds_the_gpus_of_a_replica_among_all_of_the_node(monkeypatch):
         ([2, 3], 0),
         ([2, 3], 1),
     ]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+from tests.vllm_ranks import engine_on
+
+engine_on(0, Path(sys.argv[1]), {"data": 1, "tensor": 1})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_engine_whose_process_is_killed_leaves_no_temporary_file(directories, tmp_path: Path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, directories["llama"]],
+        env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert [path.name for path in temporary.rglob("*") if path.is_file()] == []

@@ -32,6 +32,7 @@ from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedE
 from vllm.model_executor.layers.fused_moe.oracle import unquantized as expert_kernels
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine import core
+from vllm.v1.executor import uniproc_executor
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample import sampler
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -240,9 +241,16 @@ def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
             stack.enter_context(_replaced(parallel_state, "init_world_group", world_group))
             stack.enter_context(_replaced(parallel_state, "init_model_parallel_group", model_parallel_group))
             stack.enter_context(_replaced(gpu_worker, "init_distributed_environment", distributed_environment))
+        stack.enter_context(_replaced(uniproc_executor, "get_file_store_init_method", _store_in_memory))
         stack.enter_context(_environment(RANK=str(own), LOCAL_RANK=str(local_rank)))
         stack.enter_context(_own_segments())
         yield
+
+
+def _store_in_memory() -> str:
+    """The address of the store of a world of one rank: a file in memory. It ends with the process, where vLLM's own file
+    stays in the temporary directory if the process is killed."""
+    return f"file:///proc/self/fd/{os.memfd_create('vllm_dist')}"
 
 
 @contextmanager

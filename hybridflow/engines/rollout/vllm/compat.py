@@ -248,8 +248,10 @@ def placed(replica: Sequence[int], local_rank: int) -> Iterator[None]:
 
 
 def _store_in_memory() -> str:
-    """The address of the store of a world of one rank: a file in memory. It ends with the process, where vLLM's own file
-    stays in the temporary directory if the process is killed."""
+    """The address of the store of a world of one rank: a file in memory, which ends with the process.
+
+    vLLM's own file would stay in the temporary directory if the process is killed.
+    """
     return f"file:///proc/self/fd/{os.memfd_create('vllm_dist')}"
 
 

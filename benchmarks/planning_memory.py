@@ -14,8 +14,9 @@ from hybridflow.config.training import TrainingEngine
 from hybridflow.mapping.device_files import find_device
 from hybridflow.mapping.devices import Device
 from hybridflow.mapping.layouts import ModelUse, TrainingLayout
-from hybridflow.mapping.memory.phases import GIB, Phase, colocated_phases
-from hybridflow.mapping.memory.systems import FUSED, System
+from hybridflow.mapping.memory.phases import ENGINES, GIB, Phase, colocated_phases
+from hybridflow.mapping.memory.rollout import GENERATING
+from hybridflow.mapping.memory.systems import FLOAT32, FUSED, System
 from hybridflow.mapping.memory.training import training_memory
 from hybridflow.mapping.workload import Lengths, Workload
 from hybridflow.models.catalogue import find_model
@@ -62,7 +63,12 @@ class Edge(NamedTuple):
     """A configuration at the edge of what fits, and its prediction in GiB."""
 
     name: str
+    phase: str
+    """The phase that takes most memory."""
+
     predicted: float
+    """Device memory in that phase."""
+
     lacks: float
     """Device memory that is missing; negative if it fits."""
 
@@ -70,8 +76,8 @@ class Edge(NamedTuple):
     """Host memory per node."""
 
     host_lacks: float
-    why: str
-    """The reason for a large error."""
+    measured: tuple[float, float] | None
+    """Published gigabytes (10^9 bytes) per device and of host memory per node."""
 
     @property
     def fits(self) -> bool:
@@ -151,9 +157,12 @@ def edge_lines(found: Sequence[Edge]) -> list[str]:
     text = []
     for edge in found:
         device, host = f"{edge.predicted:8.1f}{_margin(edge.lacks)}", f"{edge.host:9.0f}{_margin(edge.host_lacks)}"
-        text.append(f"{edge.name:48}{device}{host}{'fits' if edge.fits else 'does not fit':>14}")
-        if edge.why:
-            text.append(f"    {edge.why}")
+        verdict = "fits" if edge.fits else "does not fit"
+        text.append(f"{edge.name:46}{device}{host}{verdict:>14}  most when {edge.phase}")
+        if edge.measured:
+            own = [size * GIB / 1e9 for size in (edge.predicted, edge.host)]
+            shown = [f"{each:.0f} GB ({size / each - 1:+.0%})" for size, each in zip(own, edge.measured, strict=True)]
+            text.append(f"    The source measured {shown[0]} per device and {shown[1]} of host memory per node.")
     return text
 
 
@@ -205,17 +214,29 @@ def _edge(entry: Mapping[str, Any]) -> Edge:
     system, cluster = replace(_system("verl"), offloaded_optimizer=fraction), find_device(VERL_DEVICE)
     uses = {"actor": actor, "reference": replace(actor, is_trained=False)}
     roles = [training_memory(role, use, layout, workload, system=system) for role, use in uses.items()]
-    phase = max(colocated_phases(roles, cluster.device), key=lambda phase: phase.total)
-    host = sum(role.host_bytes for role in roles)
+    on_device = roles[0].resident["optimizer of actor"]
+    moved = on_device * (1 - FLOAT32 / system.optimizer_bytes) * entry["moves_moments"]
+    generating = _generating(entry["model"], on_device - moved, cluster.device)
+    phase = max([*colocated_phases(roles, cluster.device), generating], key=lambda phase: phase.total)
+    host = sum(role.host_bytes for role in roles) + moved
+    measured = (entry["measured_gb"], entry["measured_host_gb"]) if "measured_gb" in entry else None
     sizes = f"t{tensor} p{pipeline} e{entry['expert']}"
     return Edge(
         name=f"{entry['model']} on {entry['devices']} {sizes} offload {fraction:g}",
+        phase=phase.name,
         predicted=phase.total / GIB,
         lacks=phase.shortage(cluster.device) / GIB,
         host=host * cluster.devices_per_node / GIB,
         host_lacks=(host - cluster.offload_bytes) * cluster.devices_per_node / GIB,
-        why=entry.get("why", ""),
+        measured=measured,
     )
+
+
+def _generating(model: str, optimizer_bytes: float, device: Device) -> Phase:
+    """verl's generation: vLLM's fraction of the device, next to the optimizer's state that stays there."""
+    rollout = _published()["vllm_fraction"][model] * device.memory_bytes
+    parts = {ENGINES: device.reserved_bytes, "vLLM": rollout, "optimizer of actor": optimizer_bytes}
+    return Phase(GENERATING, parts)
 
 
 def _phase(use: ModelUse, layout: TrainingLayout, workload: Workload, system: System, device: Device) -> Phase:

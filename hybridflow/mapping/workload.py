@@ -37,6 +37,9 @@ class Lengths:
     def spread(cls, mean: float, longest: float) -> "Lengths":
         """A log-normal distribution with this mean after everything above `longest` was cut to `longest`.
 
+        At least one row in 256 is the longest, and all others have at least one token: a mean below `longest` / 256 is
+        not reached.
+
         Its 99th percentile before the cut is ten times its median, an assumption: tails are long in reasoning tasks (in
         Seer, arXiv:2511.14617, the last 10% of requests take up to half of a rollout).
         """
@@ -92,13 +95,16 @@ class Workload:
 
 @lru_cache(maxsize=256)
 def _spread_quantiles(mean: float, longest: float) -> tuple[float, ...]:
-    """Quantiles with this mean; the median is found by bisection."""
+    """Quantiles with this mean, of which the last is `longest`; the median is found by bisection."""
     normal = NormalDist()
-    ratios = [exp(_SPREAD * normal.inv_cdf((i + 0.5) / _NUM_QUANTILES)) for i in range(_NUM_QUANTILES)]
+    ratios = [exp(_SPREAD * normal.inv_cdf((i + 0.5) / _NUM_QUANTILES)) for i in range(_NUM_QUANTILES - 1)]
+
+    def quantiles(median: float) -> tuple[float, ...]:
+        shortest = min(1.0, longest)
+        return (*(min(max(median * ratio, shortest), longest) for ratio in ratios), longest)
+
     low, high = 0.0, longest / ratios[0]
     for _ in range(60):
         median = (low + high) / 2
-        found = sum(min(median * ratio, longest) for ratio in ratios) / _NUM_QUANTILES
-        low, high = (median, high) if found < mean else (low, median)
-    quantiles = [min(high * ratio, longest) for ratio in ratios]
-    return (*quantiles[:-1], longest)
+        low, high = (median, high) if sum(quantiles(median)) < mean * _NUM_QUANTILES else (low, median)
+    return quantiles(high)

@@ -328,15 +328,18 @@ def test_state_in_float32_has_no_second_copy_of_the_weights():
     assert moved[0] / moved[1] == pytest.approx(8 / 12)
 
 
-@pytest.mark.parametrize(("mean", "longest"), [(1000, 8000), (3200, 4096), (20, 28672)])
+@pytest.mark.parametrize(("mean", "longest"), [(1000, 8000), (3200, 4096), (1024, 28672), (4096, 4096), (0.5, 0.5)])
 def test_a_spread_distribution_has_its_mean_and_its_longest_row(mean: float, longest: float):
     lengths = Lengths.spread(mean, longest)
-    # the longest row replaces the last quantile, 1 / 256 of the rows
-    assert lengths.mean == pytest.approx(mean, abs=longest / 256)
+    assert lengths.mean == pytest.approx(mean)
     assert lengths.longest == longest
     assert list(lengths.quantiles) == sorted(lengths.quantiles)
 
 
+def test_the_longest_row_of_a_spread_distribution_leaves_the_others_at_least_one_token():
+    assert Lengths.spread(20, 28672).quantiles == (*[1.0] * 255, 28672)
+
+
 def test_the_99th_percentile_of_a_spread_distribution_is_ten_times_the_median():
-    quantiles = Lengths.spread(500, 1e6).quantiles
+    quantiles = Lengths.spread(50_000, 1e6).quantiles
     assert quantiles[253] / quantiles[127] == pytest.approx(10, rel=0.06)  # the quantiles at 0.990 and 0.498

@@ -12,7 +12,7 @@ from hybridflow.config.rollout import RolloutKind
 from hybridflow.errors import ConfigError
 from hybridflow.launch.automatic import PLAN, check_not_placed_twice, devices_of, with_plan
 from hybridflow.launch.compose.compose import Composed, plain
-from hybridflow.launch.compose.overrides import OF_THE_USER
+from hybridflow.launch.compose.overrides import COMMAND_LINE, OF_THE_USER, PYTHON
 from hybridflow.launch.compose.run_files import COMMAND
 from hybridflow.launch.compose.trainers import shown_name
 from hybridflow.launch.given_sizes import given_problems
@@ -26,6 +26,8 @@ from hybridflow.mapping.planner import Answer, PlannedStep, answer
 from hybridflow.mapping.request import Request
 from hybridflow.models.catalogue import find_model
 from hybridflow.models.geometry import ModelGeometry
+
+_SIZES = ("trainer.devices", "trainer.nodes")
 
 
 class KnownModels(Models):
@@ -95,11 +97,10 @@ def _is_usual(key: str, value: object) -> bool:
 
 def _on_all(composed: Composed) -> Composed:
     """The same run on all devices that are here, unless the user says on how many it runs."""
-    sizes = ("trainer.devices", "trainer.nodes")
-    if composed.user_keys.intersection(sizes) or composed.config.placement.pools:
+    if composed.user_keys.intersection(_SIZES) or composed.config.placement.pools:
         return composed
     here = with_all_devices(with_values(composed, {"trainer.devices": 0}, PLAN)).config.trainer
-    return with_values(composed, dict(zip(sizes, (here.devices, here.nodes), strict=True)), PLAN)
+    return with_values(composed, dict(zip(_SIZES, (here.devices, here.nodes), strict=True)), PLAN)
 
 
 def _on(composed: Composed, cluster: Cluster, named: Mapping[str, Cluster]) -> Composed:
@@ -112,8 +113,26 @@ def _on(composed: Composed, cluster: Cluster, named: Mapping[str, Cluster]) -> C
             f"The pools of this run have {given:,} devices, but --on has {there:,}.",
             remedy="Plan it on as many devices, or leave out placement.pools and placement.roles to place it again.",
         )
-    sizes = (cluster.num_devices + others, 1) if others else (cluster.devices_per_node, nodes)
-    values: dict[str, object] = dict(zip(("trainer.devices", "trainer.nodes"), sizes, strict=True))
+    sizes = (there, 1) if others else (cluster.devices_per_node, nodes)
+    values: dict[str, object] = dict(zip(_SIZES, sizes, strict=True))
+    _check_same_sizes(composed, values)
     if not cluster.device.is_cpu and composed.config.rollout.engine is None:
         values["rollout.engine"] = RolloutKind.vllm.value
     return with_values(composed, values, PLAN)
+
+
+def _check_same_sizes(composed: Composed, there: Mapping[str, object]) -> None:
+    """Raises `ConfigError` if the user has typed other numbers of devices than those to plan on.
+
+    A run file may have others: it is planned for these. So may a run with pools of its own, which leaves the rest idle.
+    """
+    trainer = composed.config.trainer
+    typed = {key for key in _SIZES if composed.origins.get(key) in (COMMAND_LINE, PYTHON)}
+    given = dict(zip(_SIZES, (trainer.devices, trainer.nodes), strict=True))
+    differing = [key for key in _SIZES if key in typed and given[key] and given[key] != there[key]]
+    if differing and not composed.config.placement.pools:
+        shown, of = (" ".join(f"{key}={each[key]}" for key in differing) for each in (given, there))
+        raise ConfigError(
+            f"{shown} contradicts the devices of --on, which are {of}.",
+            remedy=f"Leave out {' and '.join(differing)}, or name as many devices with --on.",
+        )

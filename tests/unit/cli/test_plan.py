@@ -163,6 +163,11 @@ def test_directories_without_measured_steps_are_named(run_dir, tmp_path, capsys)
             "28 heads",
         ),
         (["--on", "8xH1000"], "'H1000' is not a known device", "Known devices:"),
+        (
+            ["--on", "4xH100", "trainer.devices=8"],
+            "trainer.devices=8 contradicts the devices of --on, which are trainer.devices=4.",
+            "Leave out trainer.devices",
+        ),
         (["model.path=Qwen9-32B", "--on", "8xH100"], "'Qwen9-32B' is not a known model", "Give a known name"),
         (["placement=split", "placement.pools.a.devices=1", *OPTIONS], "lets hybridflow choose the pools", "Leave out"),
         (["--on", "cpu", "--save", "none/plan.yaml"], "could not be written", "existing directory"),

@@ -181,10 +181,10 @@ def test_a_run_file_of_pools_that_leave_devices_idle_asks_for_the_devices_of_the
 
 @pytest.mark.parametrize(("devices", "batch"), [("16384x8xH100", 1024), ("8xH100", 10**12), ("131072xcpu", 64)])
 def test_absurd_numbers_are_answered_at_once(devices, batch):
-    start = time.perf_counter()
+    start = time.process_time()
     _, found = plan_on(compose_run([*MODEL, f"data.batch_size={batch}"], config_name="ppo"), devices)
     assert found.plans
-    assert time.perf_counter() - start < 15  # a few seconds here; minutes, or all memory, without limits
+    assert time.process_time() - start < 15  # a few seconds here; minutes, or all memory, without limits
 
 
 def test_more_than_a_trillion_of_anything_is_a_mistake():

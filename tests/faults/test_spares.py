@@ -1,0 +1,81 @@
+"""Spare processes take the places of lost ones; those that die or are stopped are replaced, and none is left behind."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
+from hybridflow.controller.backends.interface import Backend
+from hybridflow.errors import WorkerDied
+from tests.unit.controller.workers import Talker
+
+pytestmark = pytest.mark.ray
+POOL = ResourcePool("replaced", 2)
+
+
+@pytest.fixture
+def backend(ray_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """A second backend on the session's Ray, which starts spare processes as soon as its first step has ended."""
+    monkeypatch.setattr("hybridflow.controller.backends.ray.spares._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("hybridflow.controller.backends.ray.spares._LOOK_SECONDS", 0.2)
+    backend = make_backend("ray", BackendOptions(devices=2, threads=1, spare_processes=None))
+    yield backend
+    backend.shutdown()
+
+
+def spares() -> list[psutil.Process]:
+    """The spare processes of the session's Ray."""
+    found = (child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE)
+    return [child for child in found if (child.cmdline() or [""])[0].startswith("ray::SpareHost")]
+
+
+def wait_until(holds: Callable[[], bool], backend: Backend, seconds: float = 180.0) -> None:
+    """Begins steps until a condition holds."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until
+        backend.mark()
+        time.sleep(0.2)
+
+
+def replaced(group: WorkerGroup, backend: Backend, victim: int) -> None:
+    """Kills a process of the group, and replaces all of its pool."""
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        group.sleep(60.0).result()
+    backend.respawn(backend.broken(5.0).pools)
+
+
+def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_as_well(backend: Backend):
+    group = WorkerGroup(Talker, POOL, backend, role="talker")
+    assert group.total(1.0).result() == [3.0, 3.0]
+    wait_until(lambda: len(spares()) >= 2, backend)
+    ready = {process.pid for process in spares()}
+    replaced(group, backend, group.pid().result()[1])
+    assert group.total(2.0).result() == [6.0, 6.0]
+    assert set(group.pid().result()) <= ready
+    wait_until(lambda: len(spares()) >= 2, backend)
+    assert not ready & {process.pid for process in spares()}
+    backend.shutdown()
+    wait_until(lambda: not spares(), backend, 20.0)
+
+
+def test_spare_processes_that_die_or_are_stopped_are_no_faults_and_do_not_delay_a_recovery(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hybridflow.controller.backends.ray.spares._ANSWER_SECONDS", 6.0)
+    group = WorkerGroup(Talker, POOL, backend, role="talker")
+    wait_until(lambda: len(spares()) >= 2, backend)
+    died, stopped, *_ = spares()
+    died.kill()
+    stopped.send_signal(signal.SIGSTOP)
+    wait_until(lambda: len(spares()) >= 2 and not {died, stopped} & {*spares()}, backend)
+    assert group.total(1.0).result() == [3.0, 3.0]
+    for process in spares():
+        process.send_signal(signal.SIGSTOP)
+    replaced(group, backend, group.pid().result()[0])
+    assert group.total(2.0).result() == [6.0, 6.0]

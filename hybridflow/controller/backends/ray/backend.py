@@ -36,7 +36,7 @@ from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.observability.calls import Span
 
-_START_LOOK_SECONDS = 1.0
+_START_LOOK_SECONDS = 0.2
 """How often a driver that waits for new processes checks whether there are devices for them."""
 
 POLL_SECONDS = 0.5

@@ -165,12 +165,19 @@ class Host:
 
     def is_stopped(self) -> bool:
         """Whether a process of this machine has been stopped (SIGSTOP); False for others."""
+        return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def is_running(self) -> bool:
+        """Whether a process of this machine has not ended; False for others."""
+        return self._status() not in (None, psutil.STATUS_ZOMBIE)
+
+    def _status(self) -> str | None:
         if self.info is None or self.info.node != socket.gethostname():
-            return False
+            return None
         try:
-            return psutil.Process(self.info.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return psutil.Process(self.info.pid).status()
         except psutil.Error:
-            return False
+            return None
 
     def end(self) -> None:
         """Kills the process."""

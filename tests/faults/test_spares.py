@@ -10,6 +10,7 @@ import pytest
 
 from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
 from hybridflow.controller.backends.interface import Backend
+from hybridflow.controller.backends.ray.backend import RayBackend
 from hybridflow.errors import WorkerDied
 from tests.unit.controller.workers import Talker
 
@@ -27,10 +28,10 @@ def backend(ray_backend: Backend, monkeypatch: pytest.MonkeyPatch) -> Iterator[B
     backend.shutdown()
 
 
-def spares() -> list[psutil.Process]:
-    """The spare processes of the session's Ray."""
-    found = (child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE)
-    return [child for child in found if (child.cmdline() or [""])[0].startswith("ray::SpareHost")]
+def ready(backend: Backend) -> set[int]:
+    """The process ids of the spare processes that have imported their modules."""
+    assert isinstance(backend, RayBackend)
+    return {spare.info.pid for spare in backend._spares._spares if spare.info is not None}
 
 
 def wait_until(holds: Callable[[], bool], backend: Backend, seconds: float = 180.0) -> None:
@@ -53,29 +54,31 @@ def replaced(group: WorkerGroup, backend: Backend, victim: int) -> None:
 def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_as_well(backend: Backend):
     group = WorkerGroup(Talker, POOL, backend, role="talker")
     assert group.total(1.0).result() == [3.0, 3.0]
-    wait_until(lambda: len(spares()) >= 2, backend)
-    ready = {process.pid for process in spares()}
+    wait_until(lambda: len(ready(backend)) == 2, backend)
+    spare = ready(backend)
+    assert {psutil.Process(pid).cmdline()[0].split(".")[0] for pid in spare} == {"ray::SpareHost"}
     replaced(group, backend, group.pid().result()[1])
     assert group.total(2.0).result() == [6.0, 6.0]
-    assert set(group.pid().result()) <= ready
-    wait_until(lambda: len(spares()) >= 2, backend)
-    assert not ready & {process.pid for process in spares()}
+    assert set(group.pid().result()) == spare
+    wait_until(lambda: len(ready(backend)) == 2, backend)
+    more = ready(backend)
+    assert not spare & more
     backend.shutdown()
-    wait_until(lambda: not spares(), backend, 20.0)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in spare | more), backend, 20.0)
 
 
 def test_spare_processes_that_die_or_are_stopped_are_no_faults_and_do_not_delay_a_recovery(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+    backend: Backend,
 ):
-    monkeypatch.setattr("hybridflow.controller.backends.ray.spares._ANSWER_SECONDS", 6.0)
     group = WorkerGroup(Talker, POOL, backend, role="talker")
-    wait_until(lambda: len(spares()) >= 2, backend)
-    died, stopped, *_ = spares()
-    died.kill()
-    stopped.send_signal(signal.SIGSTOP)
-    wait_until(lambda: len(spares()) >= 2 and not {died, stopped} & {*spares()}, backend)
+    wait_until(lambda: len(ready(backend)) == 2, backend)
+    died, stopped = ready(backend)
+    os.kill(died, signal.SIGKILL)
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: len(ready(backend) - {died, stopped}) == 2, backend)
+    assert not psutil.pid_exists(stopped)
     assert group.total(1.0).result() == [3.0, 3.0]
-    for process in spares():
-        process.send_signal(signal.SIGSTOP)
+    for pid in ready(backend):
+        os.kill(pid, signal.SIGSTOP)
     replaced(group, backend, group.pid().result()[0])
     assert group.total(2.0).result() == [6.0, 6.0]

@@ -29,8 +29,11 @@ _FIRST_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
 """How often the spare processes are checked."""
 
-_IMPORT_SECONDS, _ANSWER_SECONDS, _TAKE_SECONDS = 300.0, 10.0, 1.0
-"""How long a spare process may take to import its modules, to answer when it is checked, and when it is needed."""
+_IMPORT_SECONDS, _ANSWER_SECONDS = 300.0, 10.0
+"""How long a spare process may take to import its modules, and to answer when it is checked."""
+
+_LONGEST_IMPORT_SECONDS, _TAKE_SECONDS = 4.0, 1.0
+"""The same when it is needed."""
 
 _NOTHING = Loaded((), {})
 
@@ -45,6 +48,8 @@ class _Spare:
     answer: ray.ObjectRef | None
     asked_at: float
     info: HostInfo | None = None
+    is_stuck: bool = False
+    """Whether it has not answered when it was needed; until it does, it is not asked again."""
 
     def ask(self) -> None:
         """Asks it for an answer, unless it already owes one."""
@@ -55,7 +60,7 @@ class _Spare:
         """Whether it has ended; waits at most so long for its answer."""
         if self.answer is not None and ray.wait([self.answer], timeout=seconds)[0]:
             try:
-                self.info, self.answer = ray.get(self.answer), None
+                self.info, self.answer, self.is_stuck = ray.get(self.answer), None, False
             except RayError:
                 return True
         return False
@@ -116,24 +121,23 @@ class Spares:
             self._start_missing(on_cpus)
 
     def taken(self, pool: ResourcePool, place: Place, node: str | None) -> Host | None:
-        """The process of a rank on this node, if a spare one has become it. One that still imports is taken too: it is
-        ready sooner than a new one."""
+        """The process of a rank on this node, if a spare one has become it. One that still imports is ready sooner than
+        a new one, unless it does not get on."""
         self._due = math.inf
         if pool.device != "cpu":
             return None
         for spare in sorted(self._spares, key=lambda spare: spare.info is None):
-            if spare.node != node:
+            if spare.node != node or spare.is_stuck:
+                continue
+            spare.ask()
+            has_ended = spare.has_ended(_TAKE_SECONDS if spare.info else _LONGEST_IMPORT_SECONDS)
+            spare.is_stuck = not has_ended and spare.answer is not None
+            if spare.is_stuck:
                 continue
             self._spares.remove(spare)
-            is_ready = spare.info is not None
-            spare.ask()
-            if spare.has_ended(_TAKE_SECONDS if is_ready else 0.0):
-                continue
-            if is_ready and spare.answer is not None:  # it was stopped
-                spare.end()
-                continue
-            spare.actor.occupy.remote(place)
-            return Host(pool, place.rank, spare.actor, spare.heart)
+            if not has_ended:
+                spare.actor.occupy.remote(place)
+                return Host(pool, place.rank, spare.actor, spare.heart)
         return None
 
     def close(self) -> None:

@@ -261,7 +261,7 @@ def table(found: Sequence[Line]) -> Iterator[str]:
 
 
 def lost(fault: Mapping[str, object]) -> str:
-    """What a fault has hit: the reward function, a process with a trained model, or one without."""
+    """The part of the run that a fault has hit: the reward function, a process with a trained model, or one without."""
     if fault["fault"] == "WorkerError":
         return "the reward function"
     trains = {"actor", "critic"} & {*str(fault.get("role", "")).split("+")}

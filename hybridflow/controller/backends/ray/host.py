@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Place:
-    """What the process of a rank must know of its pool."""
+    """The place of a process in its pool."""
 
     rank: int
     world_size: int
@@ -63,7 +63,7 @@ class RayHost(WorkerHost):
         self._settle(place)
 
     def loaded(self) -> Loaded:
-        """What this process has imported."""
+        """The modules that this process has imported."""
         return loaded_modules()
 
     def _settle(self, place: Place) -> None:

@@ -1,4 +1,4 @@
-"""Which modules a process has imported, so that another one can import them before it needs them."""
+"""The modules that a process has imported, so that another one can import them before it needs them."""
 
 import logging
 import os

@@ -34,6 +34,13 @@ def ready(backend: Backend) -> set[int]:
     return {spare.info.pid for spare in backend._spares._spares if spare.info is not None}
 
 
+def pids(group: WorkerGroup) -> list[int]:
+    """The process ids of the ranks."""
+    found = group.pid().result()
+    assert isinstance(found, list)
+    return found
+
+
 def wait_until(holds: Callable[[], bool], backend: Backend, seconds: float = 180.0) -> None:
     """Begins steps until a condition holds."""
     until = time.monotonic() + seconds
@@ -57,9 +64,9 @@ def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_a
     wait_until(lambda: len(ready(backend)) == 2, backend)
     spare = ready(backend)
     assert {psutil.Process(pid).cmdline()[0].split(".")[0] for pid in spare} == {"ray::SpareHost"}
-    replaced(group, backend, group.pid().result()[1])
+    replaced(group, backend, pids(group)[1])
     assert group.total(2.0).result() == [6.0, 6.0]
-    assert set(group.pid().result()) == spare
+    assert set(pids(group)) == spare
     wait_until(lambda: len(ready(backend)) == 2, backend)
     more = ready(backend)
     assert not spare & more
@@ -80,5 +87,5 @@ def test_spare_processes_that_die_or_are_stopped_are_no_faults_and_do_not_delay_
     assert group.total(1.0).result() == [3.0, 3.0]
     for pid in ready(backend):
         os.kill(pid, signal.SIGSTOP)
-    replaced(group, backend, group.pid().result()[0])
+    replaced(group, backend, pids(group)[0])
     assert group.total(2.0).result() == [6.0, 6.0]

@@ -21,10 +21,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import psutil
 
@@ -36,6 +37,12 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE
 RESULTS = HERE / "results" / "chaos.jsonl"
 STEPS = 30
 LONGEST_SECONDS = 900
+USEFUL_SECONDS = 300.0
+"""Useful work between two faults, for the effective training time."""
+
+SPARE_FRACTION = 0.2
+"""How often an idle spare process is killed or stopped before a fault; the run must not notice."""
+
 TIMING = ("timing_s/", "perf/")
 """Metrics that begin so are not determined by the seed."""
 
@@ -65,7 +72,10 @@ LAYOUTS = {
         "placement={roles: {actor: policy, rollout: policy, reward: policy, critic: values, reference: values}}",
     ),
 }
-FIELDS = ("step", "fault", "kind", "role", "rank", "method", "pools", "resumed_step", "seconds")
+FIELDS = ("step", "fault", "kind", "role", "rank", "method", "pools", "resumed_step", "seconds", "cost_seconds")
+WORKER, SPARE = "ray::RayHost", "ray::SpareHost"
+"""Titles of processes: those of ranks, and idle ones that replace them."""
+
 KINDS: tuple[str, ...] = ("SIGKILL", "SIGKILL", "SIGSTOP", "exception")
 
 REWARD = """from pathlib import Path
@@ -98,7 +108,7 @@ class Line:
 
     injected: Mapping[str, int]
     faults: Sequence[Mapping[str, object]]
-    """From the run's own record, `faults.jsonl`: these `FIELDS` of each fault."""
+    """From the run's own record, `faults.jsonl`: these `FIELDS` of each fault. The first lines lack `cost_seconds`."""
 
     seconds: float
     seconds_without: float
@@ -161,16 +171,8 @@ def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted:
         time.sleep(min(choose.expovariate(1 / mean_seconds), 4 * mean_seconds))
         if process.poll() is not None or not numbers(run_dir):
             continue
-        kind, before = choose.choice(KINDS), len(ledger(run_dir))
-        if kind == "exception":
-            (folder / "trap").touch()
-        elif workers := list(workers_of(process.pid)):
-            victim = choose.choice(workers)
-            try:
-                victim.send_signal(getattr(signal, kind))
-            except psutil.NoSuchProcess:
-                continue
-        else:
+        before = len(ledger(run_dir))
+        if (kind := inject(choose, process.pid, folder / "trap")) is None:
             continue
         injected[kind] += 1
         while process.poll() is None and len(ledger(run_dir)) == before and time.monotonic() - began < LONGEST_SECONDS:
@@ -186,8 +188,24 @@ def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted:
     )  # fmt: skip
 
 
-def workers_of(pid: int) -> Iterator[psutil.Process]:
-    """The worker processes of a run, in a fixed order."""
+def inject(choose: random.Random, pid: int, trap: Path) -> str | None:
+    """Causes a fault in the run of this driver; returns its kind, or None if there was no process to hit."""
+    if (spares := list(processes_of(pid, SPARE))) and choose.random() < SPARE_FRACTION:
+        with suppress(psutil.NoSuchProcess):
+            choose.choice(spares).send_signal(choose.choice((signal.SIGKILL, signal.SIGSTOP)))
+    kind = choose.choice(KINDS)
+    if kind == "exception":
+        trap.touch()
+        return kind
+    if workers := list(processes_of(pid, WORKER)):
+        with suppress(psutil.NoSuchProcess):
+            choose.choice(workers).send_signal(getattr(signal, kind))
+            return kind
+    return None
+
+
+def processes_of(pid: int, title: str) -> Iterator[psutil.Process]:
+    """The processes of a run whose titles begin so and which are not stopped, in a fixed order."""
     try:
         children = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -195,7 +213,7 @@ def workers_of(pid: int) -> Iterator[psutil.Process]:
     for child in sorted(children, key=lambda process: process.pid):
         try:
             words = child.cmdline()
-            if words and words[0].startswith("ray::RayHost") and child.status() != psutil.STATUS_STOPPED:
+            if words and words[0].startswith(title) and child.status() != psutil.STATUS_STOPPED:
                 yield child
         except psutil.Error:
             continue
@@ -220,7 +238,7 @@ def lines() -> list[Line]:
 
 
 def table(found: Sequence[Line]) -> Iterator[str]:
-    """Runs by layout, and seconds of recovery by kind of fault and role."""
+    """Runs by layout; seconds of recovery by what was lost, and by kind of fault; the effective training time."""
     yield f"{'layout':12}{'runs':>6}{'ended':>7}{'equal':>7}{'faults':>8}{'effective':>11}"
     for layout in LAYOUTS:
         own = [line for line in found if line.layout == layout]
@@ -229,14 +247,44 @@ def table(found: Sequence[Line]) -> Iterator[str]:
             useful = sum(line.seconds_without for line in own) / sum(line.seconds for line in own)
             ended, equal = sum(line.ended for line in own), sum(line.equal for line in own)
             yield f"{layout:12}{len(own):6}{ended:7}{equal:7}{faults:8}{useful:11.0%}"
-    recovered: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for line in found:
-        for fault in line.faults:
-            if isinstance(seconds := fault.get("seconds"), int | float):
-                recovered[str(fault["fault"]), str(fault.get("role", ""))].append(seconds)
-    yield f"\n{'recovered from':40}{'times':>6}{'median s':>10}{'worst s':>9}"
-    for (fault, role), seconds in sorted(recovered.items()):
-        yield f"{f'{fault} of {role}':40}{len(seconds):6}{median(seconds):10.1f}{max(seconds):9.1f}"
+    faults = [fault for line in found for fault in line.faults]
+    yield f"\n{'recovery of':40}{_COLUMNS}"
+    yield from _recoveries(faults, lost)
+    yield f"\n{'recovery from':40}{_COLUMNS}"
+    yield from _recoveries(faults, lambda fault: f"{fault['fault']} of {fault.get('role', '')}")
+    if costs := numbers_of(faults, "cost_seconds"):
+        share = USEFUL_SECONDS / (USEFUL_SECONDS + mean(costs))
+        yield (
+            f"\nA fault costs {mean(costs):.1f} s (mean of {len(costs)}): at one per {USEFUL_SECONDS:g} s of useful"
+            f" work, the effective training time is {share:.1%}."
+        )
+
+
+def lost(fault: Mapping[str, object]) -> str:
+    """The part of the run that a fault has hit: the reward function, a process with a trained model, or one without."""
+    if fault["fault"] == "WorkerError":
+        return "the reward function"
+    trains = {"actor", "critic"} & {*str(fault.get("role", "")).split("+")}
+    return "a training process" if trains else "a rollout process"
+
+
+def numbers_of(faults: Sequence[Mapping[str, object]], name: str) -> list[float]:
+    """A number of each fault that has it."""
+    return [value for fault in faults if isinstance(value := fault.get(name), int | float)]
+
+
+_COLUMNS = f"{'times':>6}{'median s':>10}{'worst s':>9}{'median cost s':>15}{'worst cost s':>14}"
+
+
+def _recoveries(faults: Sequence[Mapping[str, object]], group: Callable[[Mapping[str, object]], str]) -> Iterator[str]:
+    by_group: dict[str, list[Mapping[str, object]]] = defaultdict(list)
+    for fault in faults:
+        by_group[group(fault)].append(fault)
+    for name, own in sorted(by_group.items()):
+        if seconds := numbers_of(own, "seconds"):
+            costs = numbers_of(own, "cost_seconds")
+            cost = f"{median(costs):15.1f}{max(costs):14.1f}" if costs else f"{'-':>15}{'-':>14}"
+            yield f"{name:40}{len(seconds):6}{median(seconds):10.1f}{max(seconds):9.1f}{cost}"
 
 
 def _last_words(folder: Path) -> str:

@@ -84,6 +84,10 @@ class Trainer(Section):
     faults: Faults = field(default_factory=Faults)
     """Policies by kind of fault."""
 
+    spare_processes: Annotated[int | None, AT_LEAST_0] = None
+    """Most idle processes per node, which have imported everything and replace lost ones within seconds; null: as many
+    as a pool has processes there; 0: none. On Ray, for pools of CPUs."""
+
     elastic: Elastic = field(default_factory=Elastic)
     """When the run continues on other devices because nodes leave or join the cluster."""
 

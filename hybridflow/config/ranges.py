@@ -31,11 +31,11 @@ class Range:
     def check(self, key: str, value: float) -> None:
         """Raises `ConfigError` for a number outside of the range; `key` is the setting, as a user types it."""
         is_float = isinstance(value, float)
+        shown = f"{value:g}" if is_float else str(value)
         if (is_float and not math.isfinite(value)) or not self.fits(value):
-            shown = f"{value:g}" if is_float else str(value)
             raise ConfigError(f"{key}={shown} {self.found}.", remedy=self.remedy)
         if value > self.most:
-            raise ConfigError(f"{key}={value:,} is too large.", remedy=f"Use {self.most:,} or less.")
+            raise ConfigError(f"{key}={shown} is too large.", remedy=f"Use {self.most:.0f} or less.")
 
 
 def at_least(smallest: int, remedy: str = "") -> Range:

@@ -114,6 +114,7 @@ def _options(plan: RunPlan, stop: Stop) -> BackendOptions:
         hang_timeout_seconds=trainer.hang_timeout_seconds,
         call_timeout_seconds=trainer.call_timeout_seconds,
         room_timeout_seconds=None if trainer.elastic.min_devices is None else trainer.elastic.wait_seconds,
+        spare_processes=trainer.spare_processes if trainer.max_faults else 0,
         while_waiting=stop.check,  # the driver may have to stop while it waits for workers
     )
 

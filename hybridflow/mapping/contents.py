@@ -19,7 +19,10 @@ CONTENTS = {
 }
 """The kinds of contents of a device's memory, by the beginnings of the parts' names; the last takes all others."""
 
-HOST_CONTENTS = {name: CONTENTS[name] for name in ("weights", "optimizer")} | {"copies": ("copies of ",)}
+HOST_CONTENTS = {name: CONTENTS[name] for name in ("weights", "optimizer")} | {
+    "copies": ("copies of ",),
+    "buffers": ("",),
+}
 """The same for host memory."""
 
 

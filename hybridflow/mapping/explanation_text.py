@@ -7,6 +7,7 @@ from hybridflow.mapping.changes import IN_HOST_MEMORY, MOST_DEVICES
 from hybridflow.mapping.contents import MemoryPhase
 from hybridflow.mapping.explanation import Asked, EvaluatedChange, Explanation, StepFacts, explain
 from hybridflow.mapping.memory.phases import GIB, gib
+from hybridflow.mapping.memory.training import COPYING
 from hybridflow.mapping.planner import Answer
 from hybridflow.mapping.timing.storage import StorageTimes
 from hybridflow.observability.formatting import columns, count, counted, percent, short, spoken_duration, table
@@ -119,9 +120,11 @@ def _memory(asked: Asked, step: StepFacts) -> Iterator[str]:
             rows.append([pool.name, phase.name, gib(phase.total_bytes), gib(phase.free_bytes), _contents(phase)])
     yield from table(rows, numbers=(2, 3))
     for phase in step.tight_phases:
+        copies = phase.name.startswith(COPYING)
+        lower = "set trainer.snapshot_fraction=0" if copies else "lower the role's microbatch_tokens"
         yield (
             f"Only {gib(phase.free_bytes)} GiB are free while {phase.name}, and predictions of memory may be wrong by"
-            " more. If the run runs out of memory, lower the role's microbatch_tokens."
+            f" more. If the run runs out of memory, {lower}."
         )
     for pool in step.pools:
         if pool.host_bytes:

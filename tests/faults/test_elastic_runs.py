@@ -83,6 +83,11 @@ def assert_follows(rows: list[Row], wanted: list[Row]) -> None:
         ),
         (["trainer.save_every=0"], "but trainer.save_every=0", "Set trainer.save_every"),
         (["trainer.elastic.max_devices=1"], "max_devices=1 is below", "at least 2"),
+        (
+            ["trainer.elastic={min_devices: 1, max_devices: 1}"],
+            "2 devices, more than trainer.elastic.max_devices=1",
+            "at least 2",
+        ),
         (["trainer.elastic.min_devices=3"], "2 devices, fewer than trainer.elastic.min_devices=3", "at most 2"),
         (["placement.pools={main: {devices: 2}}"], "placement.pools", "Leave the placement to hybridflow"),
     ],

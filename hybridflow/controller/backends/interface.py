@@ -87,6 +87,9 @@ class BackendOptions:
     """How long `respawn` waits for devices before it raises `NoRoom`; None: it raises `ResourceError` after
     `start_timeout_seconds`."""
 
+    spare_processes: int | None = 0
+    """Most spare processes per node; None: as many as a pool has processes there."""
+
     while_waiting: Callable[[], None] = lambda: None
     """Called about twice per second while the driver waits for workers in other processes; may raise."""
 

@@ -42,6 +42,12 @@ def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
             remedy=f"Raise trainer.elastic.max_devices to at least {least}.",
             among=[_LEAST, "trainer.elastic.max_devices"],
         )
+    elif most is not None and used > most:
+        yield ConfigError(
+            f"The run begins on {used} devices, more than trainer.elastic.max_devices={most}.",
+            remedy=f"Set trainer.elastic.max_devices to at least {used}, or use fewer devices.",
+            among=[_LEAST, "trainer.elastic.max_devices"],
+        )
     elif used < least:
         yield ConfigError(
             f"The run begins on {used} devices, fewer than {_LEAST}={least}.",

@@ -6,8 +6,10 @@ from enum import Enum
 
 from hybridflow.config import fields
 from hybridflow.config.algorithm import Algorithm, CorrectionLevel, KLPlacement
+from hybridflow.config.loop import BackendKind
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
+from hybridflow.controller.backends import joined_gpus
 from hybridflow.dataflows.interface import learns_from_preferences, learns_from_samples
 from hybridflow.errors import Advice
 from hybridflow.launch.compose.compose import Composed
@@ -40,7 +42,13 @@ class Unused:
 def unused_settings(plan: RunPlan) -> Iterator[Advice]:
     """One warning per reason why settings of the user have no effect; each setting is named once."""
     left = _given(plan.composed)
-    for unused in (*_of_roles(plan), *_of_rollout(plan), *_of_algorithm(plan), *_of_checkpoints(plan)):
+    for unused in (
+        *_of_roles(plan),
+        *_of_rollout(plan),
+        *_of_algorithm(plan),
+        *_of_checkpoints(plan),
+        *_of_faults(plan),
+    ):
         found = {key: left.pop(key) for key in list(left) if unused.covers(key)}
         if found:
             settings = ", ".join(f"{key}={shown(value)}" for key, value in found.items())
@@ -73,16 +81,29 @@ def _of_roles(plan: RunPlan) -> Iterator[Unused]:
 
 
 def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:
-    """Settings of the checkpoints that are kept, and of the devices on which a run continues from them."""
+    """Settings of the checkpoints that are kept."""
     trainer, which = plan.config.trainer, ("trainer.best_metric", "trainer.greater_is_better")
-    if trainer.elastic.min_devices is None:
-        yield Unused(("trainer.elastic",), "trainer.elastic.min_devices=null never changes the devices")
     if not trainer.save_every:
         names = ("async_save", "checkpoint_url", "keep_checkpoints", "keep_every", "keep_best")
         kept = tuple(f"trainer.{name}" for name in names)
         yield Unused((*kept, *which), "trainer.save_every=0 saves no checkpoints")
     elif not trainer.keep_best:
         yield Unused(which, "trainer.keep_best=0 compares no checkpoints")
+
+
+def _of_faults(plan: RunPlan) -> Iterator[Unused]:
+    """Settings of the devices and processes with which a run continues after faults."""
+    trainer, spare = plan.config.trainer, ("trainer.spare_processes",)
+    if trainer.elastic.min_devices is None:
+        yield Unused(("trainer.elastic",), "trainer.elastic.min_devices=null never changes the devices")
+    elif plan.backend is BackendKind.ray and joined_gpus(plan.backend.name) is None:
+        yield Unused(("trainer.elastic",), "no node joins or leaves the Ray that the run starts (set RAY_ADDRESS)")
+    if plan.backend is not BackendKind.ray:
+        yield Unused(spare, "trainer.backend=local has no worker processes")
+    elif not trainer.max_faults:
+        yield Unused(spare, "trainer.max_faults=0 ends the run at the first fault")
+    elif all(plan.device_of(pool) != "cpu" for pool in plan.pools):
+        yield Unused(spare, "spare processes replace only those of pools of CPUs")
 
 
 def _of_rollout(plan: RunPlan) -> Iterator[Unused]:

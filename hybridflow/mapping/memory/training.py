@@ -19,6 +19,9 @@ from hybridflow.mapping.memory.systems import FLOAT32, System, own_system
 from hybridflow.mapping.workload import Workload
 from hybridflow.models.geometry import parameter_split
 
+COPYING = "copying "
+"""How the name of a phase begins in which a role's state is copied, on devices without memory of their own."""
+
 
 def training_memory(
     role: str,
@@ -65,7 +68,7 @@ def training_memory(
         if has_host:
             host |= copies
         else:
-            phases[f"copying {role}"] = extra | copies
+            phases[f"{COPYING}{role}"] = extra | copies
     return RoleMemory(resident, phases, host)
 
 

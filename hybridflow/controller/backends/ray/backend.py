@@ -28,6 +28,7 @@ from hybridflow.controller.backends.ray.placement import (
     warn_of_divided_groups,
 )
 from hybridflow.controller.backends.ray.pulse import Pulse
+from hybridflow.controller.backends.ray.spares import Spares
 from hybridflow.controller.backends.ray.watch import DEATHS, Watch, references_of
 from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.resource_pool import ResourcePool
@@ -35,7 +36,7 @@ from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.observability.calls import Span
 
-_START_LOOK_SECONDS = 1.0
+_START_LOOK_SECONDS = 0.2
 """How often a driver that waits for new processes checks whether there are devices for them."""
 
 POLL_SECONDS = 0.5
@@ -54,6 +55,7 @@ class RayBackend:
         self._pools: dict[ResourcePool, PlacedPool] = {}
         self._owns_ray = connect(options.devices, options.nodes, options.device, cpu_devices=options.cpu_devices)
         self._pulse = Pulse()
+        self._spares = Spares(self._pulse, most=options.spare_processes)
         self.call_log = CallLog()
         self._watch = Watch(self._hosts, self._pulse, options, self.call_log)
         atexit.register(self.shutdown)
@@ -110,6 +112,7 @@ class RayBackend:
                 self._watch.look_at_processes(seconds=0.0)
                 self._while_waiting()
                 self._watch.look_at_silence()
+                self._spares.look(self._pools.values())
             except RayError as error:
                 self._raise_translated(error)
         self.call_log.read(call.number for call in pending)
@@ -139,6 +142,8 @@ class RayBackend:
         """Records how many changing calls have been sent to each process."""
         for host in self._hosts():
             host.marked_changes = host.num_changes
+        self._spares.step_begins()
+        self._spares.look(self._pools.values())
 
     def is_changing(self) -> bool:
         """Whether a changing call sent since `mark` has left its process's queue, or is first in it."""
@@ -191,7 +196,7 @@ class RayBackend:
                 for host in placed.hosts:
                     host.end()
                 self._watch.forget(placed.hosts)
-                placed.restart()
+                placed.restart(self._spares.taken)
             self._await_start(waiting, began)
             # Ray may take a while to notice that a node is lost, and until then starts actors there.
             waiting = [placed for placed in waiting if any(host.is_on_lost_node for host in placed.hosts)]
@@ -268,6 +273,7 @@ class RayBackend:
         if self._pulse.is_head_lost():
             abandon()
             return
+        self._spares.close()
         self.kill([Handle("", "", host.rank, host.pool, host) for host in hosts])
         if self._owns_ray:
             disconnect()

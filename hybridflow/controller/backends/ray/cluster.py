@@ -222,7 +222,7 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
 
 def on_node(node: str, **environment: str) -> dict[str, object]:
     """The options of a task or an actor on the node with an id, where it finds the same modules as this process."""
-    variables = {"PYTHONPATH": python_path(), **environment}
+    variables = {"PYTHONPATH": python_path()} | environment
     strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     return {"scheduling_strategy": strategy, "runtime_env": {"env_vars": variables}}
 

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridflow.controller.backends.interface import Handle
 from hybridflow.controller.backends.ray.cluster import GPU_ENVIRONMENT, python_path
+from hybridflow.controller.backends.ray.loaded import Loaded, load, loaded_modules
 from hybridflow.controller.backends.ray.pulse import start_beating
 from hybridflow.controller.failures import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
@@ -27,15 +28,48 @@ from hybridflow.errors import NodeLost, WorkerDied
 from hybridflow.observability.logs import configure_logging
 
 _LOOK_SECONDS = 0.2
-_CPU_ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a process in its pool."""
+
+    rank: int
+    world_size: int
+    device: str
+    """`cpu` or `cuda`."""
+
+    threads: int
+    timeout_seconds: float
+    """How long the ranks wait for one another."""
+
+    @property
+    def own_variables(self) -> dict[str, str]:
+        """The environment variables of the rank."""
+        return {"RANK": str(self.rank), "WORLD_SIZE": str(self.world_size)}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those of every rank."""
+        more = GPU_ENVIRONMENT if self.device == "cuda" else {"TORCHDYNAMO_DISABLE": "1"}
+        return {"PYTHONPATH": python_path(), "OMP_NUM_THREADS": str(self.threads)} | more
 
 
 class RayHost(WorkerHost):
     """A `WorkerHost` as an actor: determines its node and device, and logs through Ray."""
 
-    def __init__(self, rank: int, *, device: str, threads: int | None, timeout_seconds: float, heart: str) -> None:
+    def __init__(self, place: Place, *, heart: str) -> None:
+        start_beating(heart, device=place.device)
+        self._settle(place)
+
+    def loaded(self) -> Loaded:
+        """The modules that this process has imported."""
+        return loaded_modules()
+
+    def _settle(self, place: Place) -> None:
+        rank, device = place.rank, place.device
         configure_logging(None, rank=rank)
-        start_beating(heart, device=device)
+        os.environ.update(place.own_variables)
         if device == "cuda":
             [given] = ray.get_runtime_context().get_accelerator_ids()["GPU"]
             index = visible_index(given, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -45,9 +79,9 @@ class RayHost(WorkerHost):
             rank,
             device=device,
             node=socket.gethostname(),
-            threads=threads,
+            threads=None if place.device == "cuda" else place.threads,
             host=get_node_ip_address(),
-            timeout_seconds=timeout_seconds,
+            timeout_seconds=place.timeout_seconds,
         )
         self._is_interruptible = False
         signal.signal(signal.SIGURG, self._leave_if_cancelled)
@@ -75,6 +109,23 @@ class RayHost(WorkerHost):
         if self._is_interruptible and self.is_cancelled():
             self._is_interruptible = False
             raise KeyboardInterrupt
+
+
+class SpareHost(RayHost):
+    """A process without a place in the run: `prepare` imports modules, `occupy` makes it the `RayHost` of a rank."""
+
+    def __init__(self, *, heart: str) -> None:
+        start_beating(heart, device="cpu")
+
+    def prepare(self, loaded: Loaded) -> HostInfo:
+        """Imports what another process has imported."""
+        load(loaded)
+        return HostInfo(socket.gethostname(), os.getpid(), "cpu")
+
+    def occupy(self, place: Place) -> None:
+        """Becomes the process of a rank, on a CPU device."""
+        self.__class__ = RayHost  # Ray names the process by it, as `ps` shows
+        self._settle(place)
 
 
 def _look_now_and_then(ended: threading.Event) -> None:
@@ -114,19 +165,23 @@ class Host:
 
     def is_stopped(self) -> bool:
         """Whether a process of this machine has been stopped (SIGSTOP); False for others."""
+        return self._status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+
+    def is_running(self) -> bool:
+        """Whether a process of this machine has not ended; False for others."""
+        return self._status() not in (None, psutil.STATUS_ZOMBIE)
+
+    def _status(self) -> str | None:
         if self.info is None or self.info.node != socket.gethostname():
-            return False
+            return None
         try:
-            return psutil.Process(self.info.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+            return psutil.Process(self.info.pid).status()
         except psutil.Error:
-            return False
+            return None
 
     def end(self) -> None:
-        """Kills the process. One of this machine is also sent SIGKILL: Ray asks the process itself to exit."""
-        ray.kill(self.actor)
-        if self.died is None and self.info is not None and self.info.node == socket.gethostname():
-            with suppress(ProcessLookupError):
-                os.kill(self.info.pid, signal.SIGKILL)
+        """Kills the process."""
+        end_process(self.actor, self.info if self.died is None else None)
 
     def become(self, new: "Host") -> None:
         """Takes the place of this process's successor; handles refer to this object."""
@@ -141,37 +196,25 @@ def host_of(handle: Handle) -> Host:
     return handle.host
 
 
-def started_host(
-    pool: ResourcePool,
-    group: PlacementGroup,
-    *,
-    rank: int,
-    bundle: int,
-    threads: int,
-    timeout_seconds: float,
-    heart: str,
-) -> Host:
+def started_host(pool: ResourcePool, group: PlacementGroup, place: Place, *, bundle: int, heart: str) -> Host:
     """Starts the actor of one rank in its bundle of the placement group.
 
-    `timeout_seconds` limits how long the ranks wait for one another. Actors request no CPU: one whose request does not
-    fit into its bundle would wait forever without a message.
+    Actors request no CPU: one whose request does not fit into its bundle would wait forever without a message.
     """
-    environment = {
-        "PYTHONPATH": python_path(),
-        "OMP_NUM_THREADS": str(threads),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(pool.devices),
-    }
     on_gpu = pool.device == "cuda"
     options = {
         "num_cpus": 0,
         "num_gpus": 1 if on_gpu else 0,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-        "runtime_env": {"env_vars": environment | (GPU_ENVIRONMENT if on_gpu else _CPU_ENVIRONMENT)},
+        "runtime_env": {"env_vars": place.own_variables | place.variables},
     }
-    actor_class = ray.remote(RayHost).options(**options)
-    own_threads = None if on_gpu else threads
-    actor = actor_class.remote(
-        rank, device=pool.device, threads=own_threads, timeout_seconds=timeout_seconds, heart=heart
-    )
-    return Host(pool, rank, cast(ActorHandle, actor), heart)
+    actor = ray.remote(RayHost).options(**options).remote(place, heart=heart)
+    return Host(pool, place.rank, cast(ActorHandle, actor), heart)
+
+
+def end_process(actor: ActorHandle, info: HostInfo | None) -> None:
+    """Kills an actor. A process of this machine is also sent SIGKILL: Ray asks the process itself to exit."""
+    ray.kill(actor)
+    if info is not None and info.node == socket.gethostname():
+        with suppress(ProcessLookupError):
+            os.kill(info.pid, signal.SIGKILL)

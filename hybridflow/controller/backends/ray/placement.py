@@ -20,7 +20,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 
 from hybridflow.controller.backends.interface import GIVEN_POOLS
 from hybridflow.controller.backends.ray.cluster import is_joined, resource_of
-from hybridflow.controller.backends.ray.host import Host, started_host
+from hybridflow.controller.backends.ray.host import Host, Place, started_host
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
@@ -72,7 +72,10 @@ class PlacedPool:
     address: ray.ObjectRef | None
     """Reference to the address of the store through which its ranks connect; None for one rank."""
 
-    start: Callable[[int], Host]
+    places: Sequence[Place]
+    """Those of the ranks."""
+
+    start: Callable[[Place], Host]
     """Starts the process of a rank."""
 
     specs: list[tuple[str, ray.ObjectRef]] = field(default_factory=list)
@@ -81,10 +84,17 @@ class PlacedPool:
     is_given: bool = False
     """Whether another process has reserved the devices, and releases them."""
 
-    def restart(self) -> None:
-        """Starts new processes in the places of the hosts, whose earlier ones have been ended."""
-        for host in self.hosts:
-            host.become(self.start(host.rank))
+    def nodes(self) -> list[str | None]:
+        """The id of the node of each rank; None while its bundle waits for a node."""
+        by_bundle = placement_group_table(self.group)["bundles_to_node_id"]
+        return [by_bundle.get(slot.bundle) or None for slot in self.slots]
+
+    def restart(self, taken: Callable[[ResourcePool, Place, str | None], Host | None]) -> None:
+        """Starts new processes in the places of the hosts, whose earlier ones have been ended, except where `taken`
+        returns one that has started before."""
+        for host, place, node in zip(self.hosts, self.places, self.nodes(), strict=True):
+            found = None if host.is_on_lost_node else taken(host.pool, place, node)
+            host.become(found or self.start(place))
         self.address = served(self.hosts)
 
 
@@ -97,19 +107,15 @@ def placed_pool(
     else:
         group, slots = reserved(pool, others, timeout_seconds=start_timeout_seconds)
 
-    def start(rank: int) -> Host:
-        return started_host(
-            pool,
-            group,
-            rank=rank,
-            bundle=slots[rank].bundle,
-            threads=threads,
-            timeout_seconds=start_timeout_seconds,
-            heart=pulse.new_key(),
-        )
+    def start(place: Place) -> Host:
+        return started_host(pool, group, place, bundle=slots[place.rank].bundle, heart=pulse.new_key())
 
-    hosts = [start(rank) for rank in range(pool.devices)]
-    return PlacedPool(group, slots, hosts, served(hosts), start, is_given=given is not None)
+    places = [
+        Place(rank, pool.devices, pool.device, threads=threads, timeout_seconds=start_timeout_seconds)
+        for rank in range(pool.devices)
+    ]
+    hosts = [start(place) for place in places]
+    return PlacedPool(group, slots, hosts, served(hosts), places, start, is_given=given is not None)
 
 
 def served(hosts: Sequence[Host]) -> ray.ObjectRef | None:

@@ -7,7 +7,7 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from hybridflow.controller.backends.interface import BackendOptions, Pending, Stored
-from hybridflow.controller.backends.ray.cluster import has_ray_ended
+from hybridflow.controller.backends.ray.cluster import has_ray_ended, is_joined
 from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.backends.ray.progress import Progress
 from hybridflow.controller.backends.ray.pulse import Pulse
@@ -37,7 +37,8 @@ _PATIENCE_FACTOR = 2.25
 _LOOK_SECONDS = 1.0
 _DEATH_BEHIND_SECONDS = 3.0
 _MOST_UNSEEN_CALLS = 256
-_RAY_ENDS_SECONDS = 2.0
+_RAY_ENDS_SECONDS, _ALL_END_SECONDS = 2.0, 0.5
+"""How long after the first of its workers a Ray that shuts down has ended at the latest, and all workers have."""
 
 
 class Watch:
@@ -174,7 +175,7 @@ class Watch:
             self._drop_all()
             error.cause.error.__cause__ = error.cause.cause
             return error.cause.error
-        if _ray_has_ended_or_does():  # its actors and objects went with it
+        if _ray_has_ended_or_does(self._hosts()):  # its actors and objects went with it
             self._drop_all()
             return ray_ended()
         if isinstance(error, DEATHS):
@@ -249,9 +250,11 @@ def _node(failed: Pending | None) -> str:
     return info.node if info is not None else "unknown"
 
 
-def _ray_has_ended_or_does() -> bool:
-    """Whether Ray has ended or is about to end: a raylet that shuts down ends its workers first."""
-    until = time.monotonic() + _RAY_ENDS_SECONDS
-    while not (ended := has_ray_ended()) and time.monotonic() < until:
+def _ray_has_ended_or_does(hosts: Sequence[Host]) -> bool:
+    """Whether Ray has ended or is about to end: a raylet that shuts down ends its workers first, all of them."""
+    began = time.monotonic()
+    while not (ended := has_ray_ended()) and (waited := time.monotonic() - began) < _RAY_ENDS_SECONDS:
+        if is_joined() or (waited > _ALL_END_SECONDS and any(host.is_running() for host in hosts)):
+            break
         time.sleep(0.1)
     return ended

@@ -54,12 +54,15 @@ UNUSED = [
     ("ppo algorithm=grpo placement.pools.main.devices=1", "placement.roles.critic=main", "no role 'critic'"),
     ("ppo algorithm=gspo", "algorithm.dual_clip=3.0", "algorithm.policy_loss=gspo does not read it"),
     ("ppo", "trainer.elastic.max_devices=8", "trainer.elastic.min_devices=null"),
+    ("ppo trainer.backend=ray", "trainer.elastic.min_devices=1", "the Ray that the run starts"),
+    ("ppo", "trainer.spare_processes=1", "trainer.backend=local has no worker processes"),
+    ("ppo trainer={backend: ray, max_faults: 0}", "trainer.spare_processes=1", "trainer.max_faults=0"),
 ]
 READ = [
     "ppo algorithm.lam=0.9 algorithm.dual_clip=3 critic.epochs=2 rollout.samples_per_prompt=2",
     "ppo placement.pools.main.devices=1 placement.roles={critic: main, rollout: main}",
     "ppo algorithm.kl={placement: reward, coefficient: 0.1, estimator: k3, target: 0.1, horizon: 20000}",
-    "ppo trainer.elastic={min_devices: 1, max_devices: 8}",
+    "ppo trainer={backend: ray, spare_processes: 0}",
     "ppo algorithm.correction={weights: token, upper: 3, reject: sequence, reject_upper: 4}",
     "ppo algorithm=grpo rollout.sampling.temperature=0.8 reward.error_budget=2",
     "sft rollout.eval_sampling.temperature=0.5 rollout.samples_per_prompt=1 algorithm.kl.placement=none",

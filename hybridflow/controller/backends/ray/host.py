@@ -124,7 +124,7 @@ class SpareHost(RayHost):
 
     def occupy(self, place: Place) -> None:
         """Becomes the process of a rank, on a CPU device."""
-        self.__class__ = RayHost  # Ray names the process by it, as `ps` shows
+        object.__setattr__(self, "__class__", RayHost)  # Ray names the process by it, as `ps` shows
         self._settle(place)
 
 

@@ -137,20 +137,21 @@ class View:
         return self.index is None or other.index is None or torch.equal(self.index, other.index)
 
     def part(
-        self, rows: Tensor | None, names: Sequence[str], wanted: tuple[str, ...] | None, taken: Taken
+        self, rows: Tensor | None, names: Sequence[str], undeclared: frozenset[str] | None, taken: Taken
     ) -> TablePart:
         """How a rank reads the columns `names` of some rows (None: all); adds what it must read to `taken`.
 
-        If no column is wanted, only the table's metadata travels.
+        `undeclared` are the wanted columns that no table declares, and that this one may have (None: all columns are
+        wanted). If no column is read, only the table's metadata travels, if it is known.
         """
         table = self.table
         meta: Meta = {}
-        reads_rest = not table.settled
+        reads_rest = not table.settled and (bool(names) or undeclared is None or bool(undeclared))
         if table.settled:
             for summary in table.summaries():
                 meta |= summary.meta
             extra = set(table.known) - set(table.declared)
-            reads_rest = bool(extra if wanted is None else extra & set(wanted))
+            reads_rest = bool(extra if undeclared is None else extra & undeclared)
         if not names and not reads_rest:
             return TablePart((), None, meta)
         index = self.rows(rows)

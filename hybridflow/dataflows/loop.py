@@ -10,10 +10,11 @@ from typing import Any
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.checkpointing import Checkpointing
+from hybridflow.dataflows.interface import is_in_halves
 from hybridflow.dataflows.run import Outcome, Run, Stopped
 from hybridflow.dataflows.snapshots import Snapshots
 from hybridflow.dataflows.stages import stage_name
-from hybridflow.dataflows.step import failing_in, size_of
+from hybridflow.dataflows.step import check_observed, failing_in, size_of
 from hybridflow.dataflows.training_samples import TrainingSamples
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.claim import check_in_place, is_in_place, let_go
@@ -154,7 +155,8 @@ class Loop:
     def _take_step(self) -> None:
         dataflow = self._run.dataflow
         with self.stepping() as prompts:
-            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
+            half = "learn" if is_in_halves(type(dataflow)) else "step"
+            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.{half}")
         self.record(metrics)
 
     def _end_step(self) -> None:
@@ -263,7 +265,12 @@ class Loop:
             for _ in range(self._left_out.count(self._step)):
                 run.streams[PROMPTS].next()
             prompts = run.streams[PROMPTS].next()
+            drawn = run.streams[PROMPTS].state()
+            dataflow.observed.clear()
             yield prompts
+            if dataflow.observed:
+                is_all = drawn == run.streams[PROMPTS].state()
+                check_observed(prompts, dataflow.observed, dataflow.samples_per_prompt, is_all=is_all)
         self._step += 1
         self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started

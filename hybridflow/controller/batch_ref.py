@@ -37,6 +37,17 @@ class BatchRef:
         return BatchRef([View(Table.of_batch(batch, backend))], backend)
 
     @staticmethod
+    def of_stages(stages: Sequence[tuple[tuple[str, ...], Batch]], backend: Backend) -> "BatchRef":
+        """The batch whose `stages` these were, held by this process."""
+        return BatchRef([View(Table.of_batch(batch, backend, declared)) for declared, batch in stages], backend)
+
+    def stages(self) -> list[tuple[tuple[str, ...], Batch]]:
+        """For each stage that has added columns, in order: the columns that it declares, and all of them, copied to
+        this process."""
+        views = self._views
+        return [(view.table.declared, BatchRef([view], self._backend).fetch()) for view in views]
+
+    @staticmethod
     def of_answers(calls: Sequence[Pending], provides: tuple[str, ...], backend: Backend) -> "BatchRef":
         """The concatenated rows of several calls' results."""
         return BatchRef([View(Table.of_answers(calls, provides, [None] * len(calls), backend))], backend)

@@ -47,11 +47,18 @@ class Table:
         self._backend = backend
 
     @staticmethod
-    def of_batch(batch: Batch, backend: Backend) -> "Table":
-        """A batch of this process; a column is stored for workers when it is first needed."""
+    def of_batch(batch: Batch, backend: Backend, declared: tuple[str, ...] | None = None) -> "Table":
+        """A batch of this process; a column is stored for workers when it is first needed.
+
+        All columns are declared, or those that are given; the others are stored at once.
+        """
         summary = Summary.of(batch.by_name, len(batch), batch.meta)
-        shard = Shard(_StoredWhenNeeded(batch.by_name, backend), len(batch), summary=summary)
-        return Table([shard], summary.columns, backend)
+        rest = None
+        if declared is not None:
+            others = {name: column for name, column in batch.by_name.items() if name not in declared}
+            rest = backend.put(Packet(others, batch.meta))
+        shard = Shard(_StoredWhenNeeded(batch.by_name, backend), len(batch), rest, summary=summary)
+        return Table([shard], summary.columns if declared is None else declared, backend)
 
     @staticmethod
     def of_answers(

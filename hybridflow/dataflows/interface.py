@@ -69,7 +69,7 @@ class Dataflow(DescribesRoles):
     `iteration` counts finished steps, and `seed` is the run's: random numbers derived from these two are the same in a
     resumed run. `max_response_tokens` limits the length of responses. `wants_old_logprobs` says whether an update needs
     `actor.logprobs` (`algorithm.old_logprobs`). `last_batch` is the last argument of `observe`, for the sample table;
-    `observed` has the `uid` of each row that the step has passed to it. `streams` are for a step that needs more data:
+    `observed` and `unused` have all batches that the step has passed to it. `streams` are for a step that needs more data:
     `prompts` continues after the step's own prompts, and `pretraining` yields batches of `data.pretraining_files`.
     """
 
@@ -104,7 +104,8 @@ class Dataflow(DescribesRoles):
         self.wants_old_logprobs = True
         self.max_response_tokens: int | None = None
         self.last_batch: BatchRef | None = None
-        self.observed: list[Tensor] = []
+        self.observed: list[BatchRef] = []
+        self.unused: list[BatchRef] = []
         self.streams: Mapping[str, Stream] = {}
 
     @classmethod
@@ -133,9 +134,15 @@ class Dataflow(DescribesRoles):
         """
         rows = [batch.row("uid"), *([] if unused is None else [unused.row("uid")])]
         check_groups(torch.cat(rows), samples_per_prompt=self.samples_per_prompt)
-        self.observed.extend(rows)
+        self.observed.append(batch)
+        self.unused += [] if unused is None else [unused]
         self.last_batch = batch
         return batch_metrics(batch)
+
+    def forget_observed(self) -> None:
+        """A step begins, which has observed nothing."""
+        self.observed.clear()
+        self.unused.clear()
 
     def evaluate(self, held_out: Batch) -> Metrics | None:
         """Metrics of held-out rows of `data`; None if responses are sampled and scored instead."""

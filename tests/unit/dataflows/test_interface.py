@@ -73,10 +73,13 @@ def test_a_role_that_is_not_there_is_none():
 
 def test_what_is_observed_is_accounted_for_and_kept():
     dataflow, batch = own(), answered([8, 7, 7, 8])
-    metrics = dataflow.observe(batch, unused=answered([3, 3]))
+    unused = answered([3, 3])
+    metrics = dataflow.observe(batch, unused=unused)
     assert metrics["critic/score/mean"].value == 1.0
     assert dataflow.last_batch is batch
-    assert torch.cat(dataflow.observed).tolist() == [8, 7, 7, 8, 3, 3]
+    assert (dataflow.observed, dataflow.unused) == ([batch], [unused])
+    dataflow.forget_observed()
+    assert not dataflow.observed and not dataflow.unused
 
 
 @pytest.mark.parametrize("uids", [[7, 7, 8], [7, 7, 7, 7], [7, 7, 8, 8, 8]])

@@ -69,8 +69,9 @@ class Dataflow(DescribesRoles):
     `iteration` counts finished steps, and `seed` is the run's: random numbers derived from these two are the same in a
     resumed run. `max_response_tokens` limits the length of responses. `wants_old_logprobs` says whether an update needs
     `actor.logprobs` (`algorithm.old_logprobs`). `last_batch` is the last argument of `observe`, for the sample table;
-    `observed` and `unused` have all batches that the step has passed to it. `streams` are for a step that needs more data:
-    `prompts` continues after the step's own prompts, and `pretraining` yields batches of `data.pretraining_files`.
+    `observed` and `unused` have all batches that the step has passed to it. `streams` are for a step that needs more
+    data: `prompts` continues after the step's own prompts, and `pretraining` yields batches of
+    `data.pretraining_files`.
     """
 
     Settings: ClassVar[type] = NoSettings

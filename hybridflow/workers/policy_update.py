@@ -93,15 +93,16 @@ class PolicyUpdate:
     def _compares_rollout(self, correction: Metrics, *, is_stale: bool) -> Iterator[bool]:
         """Whether each optimizer step compares the policy's log-probabilities with the rollout's.
 
-        No step does if the samples are stale, or if the correction compared the whole batch. With `algorithm.old_logprobs=rollout` only the first
-        does: its policy is the one that drew the samples.
+        No step does if the samples are stale, or if the correction compared the whole batch. With
+        `algorithm.old_logprobs=rollout` only the first does: its policy is the one that drew the samples.
         """
         compares = not is_stale and "training/rollout_logprobs_diff_max" not in correction
         yield compares
         yield from repeat(compares and self._algorithm.old_logprobs is not OldLogprobs.rollout)
 
     def _check_rollout_agrees(self, metrics: Metrics, batch: Batch) -> None:
-        """At the first update of a run on samples of the current weights, rollout and training must agree on the log-probabilities of the samples."""
+        """At the first update of a run on samples of the current weights, rollout and training must agree on the
+        log-probabilities of the samples."""
         largest = metrics.get("training/rollout_logprobs_diff_max")
         if self._has_compared or largest is None or self._rollout is None:
             return

@@ -45,7 +45,7 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
         return
     yield from _loss_problems(plan, key)
     if plan.backend is BackendKind.local:
-        logger.info("%s: with backend=local nothing overlaps; samples are only as old as in a run on Ray", key)
+        logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
     elif is_colocated(config):
         logger.info(
             "%s: the rollout is in the actor's processes, so generation does not overlap with training;"

@@ -187,7 +187,8 @@ def test_t6_a_run_that_resumes_after_any_step_is_the_run_that_was_not_interrupte
         assert same(again, whole)
         learnt = [call for call in whole.dataflow.halves if call[0] == "learn" and call[1] >= step]
         assert [call for call in again.dataflow.halves if call[0] == "learn"] == [
-            (half, at, again_at, uids) for (half, at, _, uids), again_at in zip(learnt, [0, *range(step + 1, 99)])
+            (half, at, again_at, uids)
+            for (half, at, _, uids), again_at in zip(learnt, [0, *range(step + 1, STEPS)], strict=True)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Seconds per step of a synchronous run and of one that generates one batch ahead, on Ray, with a rollout in its own pool.
+"""Seconds per step of a synchronous run and of one that generates a batch ahead, on Ray; the rollout has its own pool.
 
     python benchmarks/asynchrony.py --steps 12 --reward-seconds 0.5
 
@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace, folder: Path, staleness: int) -> list[dic
     folder.mkdir()
     (folder / "judge.py").write_text(REWARD.format(seconds=arguments.reward_seconds))
     words = [
-        f"trainer={{backend: ray, devices: 2, total_steps: {arguments.steps}, eval_every: 0, save_every: 0, threads: 1}}",
+        "trainer={backend: ray, devices: 2, eval_every: 0, save_every: 0, threads: 1}",
+        f"trainer.total_steps={arguments.steps}",
         f"trainer={{run_dir: {folder}/run, trackers: [jsonl]}}",
         f"reward.functions=[{folder}/judge.py:right]",
         POOLS,

@@ -166,7 +166,7 @@ class Dataflow(DescribesRoles):
 
 
 def collected(dataflow: Dataflow, prompts: Batch) -> BatchRef:
-    """What `dataflow.collect` returns; raises `ConfigError` for anything but a batch."""
+    """The batch that `dataflow.collect` returns; raises `ConfigError` for anything but a batch."""
     batch = dataflow.collect(prompts)
     if not isinstance(batch, BatchRef):
         raise ConfigError(

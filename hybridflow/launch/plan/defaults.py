@@ -193,7 +193,7 @@ def saved_settings(config: Experiment) -> dict[str, object]:
 def with_stale_logprobs(composed: Composed) -> Composed:
     """The same run, with `algorithm.old_logprobs=auto` replaced by `rollout` if samples may be stale.
 
-    When they are trained on, the policy that drew them is gone: only the rollout has its log-probabilities. With
+    When they are trained on, the policy that drew them has changed: only the rollout has its log-probabilities. With
     importance weights, which compare both policies, the old ones are those before the update.
     """
     algorithm, key = composed.config.algorithm, "algorithm.old_logprobs"

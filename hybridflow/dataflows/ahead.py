@@ -78,7 +78,7 @@ class Ahead:
         """Batches that were left out before the one of each step that has been drawn."""
 
         self._ledger = Ledger()
-        self._alone_until = 0
+        self._step = self._alone_until = 0
         """Before this step, each batch is collected in its own step: one of them may have caused a fault."""
 
         self._drawn: Mapping[str, int] = {}
@@ -89,7 +89,7 @@ class Ahead:
 
         For each occurrence of a step in `left_out`, one batch before that of the step is left out.
         """
-        self.is_stepping = True
+        self.is_stepping, self._step = True, step
         depth = self.depth if step >= self._alone_until else 0
         last = max(step, min(step + depth, self._run.trainer.total_steps - 1))
         while not self._queue or self._queue[-1].step < last:
@@ -150,12 +150,8 @@ class Ahead:
             state["groups"] = [row for queued in self._queue for row in _groups(queued)]
         return state
 
-    def restore(self, state: Mapping[str, Any], left_out: Sequence[int], *, is_fault: bool) -> None:
-        """Restores what `state` or `saved` returned; the stream has been restored.
-
-        After a fault, the batches of the queue are collected one at a time, each in its own step, so that one that
-        causes another fault is known.
-        """
+    def restore(self, state: Mapping[str, Any], left_out: Sequence[int]) -> None:
+        """Restores what `state` or `saved` returned; the stream has been restored."""
         self.is_stepping = False
         now = self._stream.state()
         self._queue = [self._restored(entry) for entry in state.get("batches", [])]
@@ -165,18 +161,20 @@ class Ahead:
         for step in sorted({*left_out}):
             while self._skipped[step] < left_out.count(step) and self._leave_out(step):
                 self._skipped[step] += 1
-        if is_fault and self._queue:
-            self._alone_until = self._queue[-1].step + 1
 
     @property
-    def has_others(self) -> bool:
-        """Whether batches of later steps have been asked for, so that a fault may be theirs."""
-        return any(queued.batch is not None for queued in self._queue[1:])
+    def is_alone(self) -> bool:
+        """Whether only the batch of the current step has been collected, so that a fault is not another's."""
+        return not self.depth or self._step < self._alone_until
 
-    def forget_batches(self) -> None:
-        """The batches of the queue are lost, or may be: they must be collected again."""
+    def after_fault(self) -> None:
+        """The batches of the queue are lost, or may be: they must be collected again.
+
+        Each is collected in its own step, so that one that causes another fault is known.
+        """
         for queued in self._queue:
             queued.batch = None
+            self._alone_until = max(self._alone_until, queued.step + 1)
 
     def _draw(self, step: int, left_out: Sequence[int]) -> None:
         for _ in range(left_out.count(step) - self._skipped[step]):

@@ -60,12 +60,12 @@ class Loop:
         self.first_evaluation: dict[str, float] = {}
         self._start = self._state()
 
-    def resume(self, checkpoint: Checkpoint, *, is_fault: bool = False) -> None:
+    def resume(self, checkpoint: Checkpoint) -> None:
         """Restores roles, loaders and dataflow from a checkpoint."""
         wait(*(role.load(checkpoint.path) for role in self._run.learners.values()))
         let_go(checkpoint.path)
         self.saved.path, self.saved.step = checkpoint.path, checkpoint.step
-        self._go_to(checkpoint.step, checkpoint.driver_state(), is_fault=is_fault)
+        self._go_to(checkpoint.step, checkpoint.driver_state())
         logger.info("resumed checkpoint=%s step=%d", checkpoint.path, checkpoint.step)
 
     def run(self) -> Outcome:
@@ -208,12 +208,12 @@ class Loop:
         survival = self._run.survival
         if survival is None or not survival.can_survive(error, step=self._step):
             raise error
-        if survival.leaves_out_batch and not self._ahead.has_others:
+        if survival.leaves_out_batch and self._ahead.is_alone:
             if at in self._left_out:  # the copy in memory may be damaged
                 self._snapshots.last = None
             self._left_out.append(at)
             logger.warning("the batch of step %d is left out", at + 1)
-        self._ahead.forget_batches()
+        self._ahead.after_fault()
         try:
             self._restore(survival)
         except NoRoom as lost:
@@ -235,7 +235,7 @@ class Loop:
         elif kept is not None and kept.step >= self.saved.step and self._snapshots.restore():
             self._go_to(kept.step, kept.state)
         elif self.saved.path is not None:
-            self.resume(run.checkpoints.open(self.saved.path), is_fault=True)
+            self.resume(run.checkpoints.open(self.saved.path))
         else:
             if has_copy:  # it is lost, so all trained models start from scratch
                 survival.replace(has_copy=False)
@@ -355,13 +355,13 @@ class Loop:
             "left_out": list(self._left_out),
         }
 
-    def _go_to(self, step: int, state: Mapping[str, Any], *, is_fault: bool = True) -> None:
+    def _go_to(self, step: int, state: Mapping[str, Any]) -> None:
         """Continues after a step at which `_state` returned `state`, once the roles have been restored."""
         for name, loader in self._run.streams.items():
             loader.restore(state["streams"][name])
         self._run.dataflow.restore(state["dataflow"])
         self._left_out = max(self._left_out, state.get("left_out", []), key=len)
-        self._ahead.restore(state.get("ahead", {}), self._left_out, is_fault=is_fault)
+        self._ahead.restore(state.get("ahead", {}), self._left_out)
         self._step, self._position = step, self._where_data_is()
         self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
         first, last_evaluated = state.get("evaluated", (0, step))

@@ -1,6 +1,8 @@
 """Running ahead: the order of calls, staleness, accounts, replay, resuming, and learning."""
 
+import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +10,15 @@ import torch
 
 from hybridflow.config.algorithm import Algorithm, OldLogprobs
 from hybridflow.config.asynchrony import Asynchrony
+from hybridflow.config.faults import FaultPolicy, Faults
 from hybridflow.config.loop import Trainer
+from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.interface import NoSettings
+from hybridflow.dataflows.ledger import weighted
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.ppo import PPO
 from hybridflow.dataflows.remax import ReMax
@@ -21,6 +26,8 @@ from hybridflow.dataflows.run import Run
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.retention import Retention
+from hybridflow.elastic.survival import Survival
+from hybridflow.errors import BatchError, NumericError
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.trace import CallTrace
 from tests.unit.dataflows.programs import Notebook, calculator_prompts, local_roles
@@ -226,3 +233,75 @@ def replaced(checkpoint, state):
             return state
 
     return Changed(checkpoint.path, checkpoint.manifest)
+
+
+def surviving(run: Run, run_dir: Path, **policies: str) -> Run:
+    """The run, which continues after faults; everything is in this process."""
+    chosen = Faults(**{kind: FaultPolicy[policy] for kind, policy in policies.items()})
+    trainer = replace(run.trainer, faults=chosen, snapshot_fraction=0.0)
+    assert isinstance(run.calls, LocalBackend)
+    survival = Survival(
+        run.calls,
+        trainer=trainer,
+        learner_pools={"main"},
+        pool_of={"actor": "main"},
+        reconnect=lambda: None,
+        ledger=run_dir / "faults.jsonl",
+        respawns=False,
+    )
+    return replace(run, trainer=trainer, survival=survival)
+
+
+@pytest.mark.parametrize("half", ["collect", "learn"])
+@pytest.mark.parametrize("save_every", [0, 1])
+def test_only_the_batch_that_causes_faults_is_left_out(toy_dir, tmp_path, half, save_every):
+    steps = STEPS + 3
+    run = run_of(toy_dir(), tmp_path, staleness=2, ahead=2, save_every=save_every, steps=steps)
+    run = surviving(run, tmp_path, numeric="roll_back")
+    trained = dict[int, list[int]]()
+    original = {name: vars(GRPO)[name] for name in ("collect", "learn")}
+
+    def failing(self, batch):
+        uids = batch.row("uid").unique().tolist()
+        if 13 in uids:
+            raise NumericError("the loss is nan", remedy="lower")
+        return original[half](self, batch)
+
+    def learn(self, batch):
+        metrics = (failing if half == "learn" else original["learn"])(self, batch)
+        trained[self.iteration] = batch.row("uid").unique().tolist()
+        return metrics
+
+    kind = type(run.dataflow)
+    kind.collect, kind.learn = (failing if half == "collect" else original["collect"]), learn
+    assert Loop(run).run().steps == steps
+    firsts = [4 * batch for batch in range(steps + 1) if batch != 3]
+    assert [trained[step] for step in range(steps)] == [list(range(first, first + 4)) for first in firsts]
+    assert (tmp_path / "faults.jsonl").read_text().count("NumericError") == 2
+    rows = [row for step, row in run.tracker.rows.items() if step]
+    assert rows[-1]["async/groups/consumed"] == 4 * steps
+    assert rows[-1]["async/staleness/max"] == 2.0  # ahead again
+
+
+def test_a_group_that_is_lost_between_the_halves_is_an_error(toy_dir, tmp_path):
+    run = run_of(toy_dir(), tmp_path)
+
+    def learn(self, batch):
+        self.actor.publish_weights(version=self.iteration + 1)
+        return self.observe(batch.take(range(2, len(batch))))
+
+    type(run.dataflow).learn = learn
+    with pytest.raises(BatchError, match=r"lost 2 rows \(uids \[0\]\)"):
+        Loop(run).run()
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 1, 97], [0, 0, 5, 5], [19, 1, 0, 0], [0, 0, 0, 0]])
+def test_staleness_is_weighted_by_tokens(weights):
+    values = torch.tensor([3, 1, 2, 0])
+    found = weighted(values, torch.tensor(weights))
+    each = sorted(v for v, count in zip(values.tolist(), weights, strict=True) for _ in range(count))
+    if not each:
+        assert found == {"mean": 0.0, "max": 0.0, "p95": 0.0}
+        return
+    p95 = each[math.ceil(0.95 * len(each)) - 1]
+    assert found == {"mean": pytest.approx(sum(each) / len(each)), "max": each[-1], "p95": p95}

@@ -213,7 +213,7 @@ def test_a_drawing_is_of_the_class_that_is_given(arguments):
 
 
 def test_a_loop_of_ones_own_does_not_run_ahead(arguments):
-    with pytest.raises(ConfigError, match="asynchrony.max_staleness=1 is for the training loop") as caught:
-        with hybridflow.assemble("grpo", {"asynchrony.max_staleness": 1}, **arguments):
-            pass
+    system = hybridflow.assemble("grpo", {"asynchrony.max_staleness": 1}, **arguments)
+    with pytest.raises(ConfigError, match="asynchrony.max_staleness=1 is for the training loop") as caught, system:
+        pass
     assert "hybridflow.run" in caught.value.remedy

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.asynchrony import Asynchrony
 from hybridflow.config.data import Data
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
@@ -46,6 +47,9 @@ class Experiment(Section):
 
     algorithm: Algorithm = field(default_factory=Algorithm)
     """Hyperparameters of the algorithm."""
+
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
+    """Generating ahead of the updates."""
 
     reward: Reward = field(default_factory=Reward)
     """Reward functions and the reward model."""

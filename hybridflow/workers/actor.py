@@ -30,7 +30,8 @@ class ActorWorker(ModelWorker):
     """The policy: its log-probabilities, its updates, and its samples.
 
     States: `publish_weights` gives the rollout the weights of the last update; between an update and that call,
-    `generate` raises. Every sample carries the version of its weights, and `update` refuses samples of another version.
+    `generate` raises. Every sample carries the version of its weights, and `update` refuses
+    samples of other versions, except as far as `asynchrony.max_staleness` allows them.
     """
 
     def __init__(
@@ -102,7 +103,8 @@ class ActorWorker(ModelWorker):
         Texts of `pretraining` join each optimizer step, their loss weighted by `algorithm.pretraining_coefficient`.
         """
         self.weights.check_versions(batch)
-        metrics = self._policy(batch, pretraining, has_learned=not self.weights.is_published)
+        is_stale = self.weights.versions_of(batch) != {self.weights.version}
+        metrics = self._policy(batch, pretraining, has_learned=not self.weights.is_published, is_stale=is_stale)
         return metrics | self._estimation.drain_metrics() | self.weights.drain_metrics()
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask"))

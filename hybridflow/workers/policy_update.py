@@ -38,10 +38,13 @@ class PolicyUpdate:
         self._train = train
         self._has_compared = False
 
-    def __call__(self, batch: Batch, pretraining: Batch | None, *, has_learned: bool) -> Metrics:
+    def __call__(
+        self, batch: Batch, pretraining: Batch | None, *, has_learned: bool, is_stale: bool = False
+    ) -> Metrics:
         """Checks, corrects and trains on the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`.
 
-        `has_learned`: the policy was trained after it drew the samples.
+        `has_learned`: the policy was trained after it drew the samples, without publishing its weights. `is_stale`:
+        they are from earlier weights, with which the policy's log-probabilities cannot be compared.
         """
         check_temperature(batch.meta, self._setup.temperature)
         if self._algorithm.kl.placement is KLPlacement.loss:
@@ -60,8 +63,10 @@ class PolicyUpdate:
             batch = with_texts(batch, pretraining, rows)
 
         metrics |= correction
-        metrics |= self._train(batch, self._objective(correction, has_texts=pretraining is not None))
-        self._check_rollout_agrees(metrics, batch)
+        compares = self._compares_rollout(correction, is_stale=is_stale)
+        metrics |= self._train(batch, self._objective(compares, has_texts=pretraining is not None))
+        if not is_stale:
+            self._check_rollout_agrees(metrics, batch)
         return metrics
 
     @cached_property
@@ -69,9 +74,7 @@ class PolicyUpdate:
         """Made by the first update: in a preference dataflow `algorithm.loss_settings` belong to another loss."""
         return policy_loss(self._algorithm)
 
-    def _objective(self, correction: Metrics, *, has_texts: bool) -> Objective:
-        compares_rollout = self._compares_rollout(correction)
-
+    def _objective(self, compares_rollout: Iterator[bool], *, has_texts: bool) -> Objective:
         def objective(minibatch: Batch) -> tuple[Batch, LossFn]:
             loss_fn = policy_objective(
                 self._algorithm,
@@ -87,18 +90,19 @@ class PolicyUpdate:
 
         return objective
 
-    def _compares_rollout(self, correction: Metrics) -> Iterator[bool]:
+    def _compares_rollout(self, correction: Metrics, *, is_stale: bool) -> Iterator[bool]:
         """Whether each optimizer step compares the policy's log-probabilities with the rollout's.
 
-        No step does if the correction compared the whole batch. With `algorithm.old_logprobs=rollout` only the first
-        does: its policy is the one that drew the samples.
+        No step does if the samples are stale, or if the correction compared the whole batch. With
+        `algorithm.old_logprobs=rollout` only the first does: its policy is the one that drew the samples.
         """
-        compares = "training/rollout_logprobs_diff_max" not in correction
+        compares = not is_stale and "training/rollout_logprobs_diff_max" not in correction
         yield compares
         yield from repeat(compares and self._algorithm.old_logprobs is not OldLogprobs.rollout)
 
     def _check_rollout_agrees(self, metrics: Metrics, batch: Batch) -> None:
-        """At the first update of a run, rollout and training must agree on the log-probabilities of the samples."""
+        """At the first update of a run on samples of the current weights, rollout and training must agree on the
+        log-probabilities of the samples."""
         largest = metrics.get("training/rollout_logprobs_diff_max")
         if self._has_compared or largest is None or self._rollout is None:
             return

@@ -36,6 +36,8 @@ class RolloutSetup:
     seed: int
     is_colocated: bool = True
     """It runs in the actor's processes; otherwise in its own pool."""
+    max_staleness: int = 0
+    """Largest number of publications by which samples may be older than the weights that they train."""
     reads_weights: bool = False
     """It reads the weights in `model.path`, because no actor sends any."""
 

@@ -118,6 +118,11 @@ class RayBackend:
         self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
 
+    def has_ended(self, pending: Sequence[Pending]) -> bool:
+        """Whether all results, or their errors, are there."""
+        awaited = references_of([call.value for call in pending if not call.done])
+        return not awaited or not ray.wait(awaited, num_returns=len(awaited), timeout=0)[1]
+
     def put(self, value: object) -> Stored:
         """Puts a value into the object store; returns its reference."""
         return ray.put(value)

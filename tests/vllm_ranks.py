@@ -137,12 +137,13 @@ def _weights_from_outside(rank: int, directory: Path, axes: Mapping[str, int]) -
     found: dict[str, object] = {"unwritten": _refusal(engine, all_prompts())}
     for version in (3, 4):
         write_slots(engine, checkpoint_shards(directory).values())
-        engine.weights_changed(version=version)
+        engine.resume(version=version)
         found[f"version {version}"] = answered(engine, all_prompts())
         found["released"] = engine.sleep()
         engine.wake()
         found["slept"] = _refusal(engine, all_prompts())
-    engine.weights_changed(version=5)
+    engine.pause()
+    engine.resume(version=5)
     found["different rows"] = _refusal(engine, all_prompts().select([rank]))
     found["another layout"] = _layout_refusal(rank, directory)
     return found

@@ -93,7 +93,7 @@ class ActorWorker(ModelWorker):
     @transfer(
         MINIBATCHES,
         requires=("prompt_ids", "response_ids", "response_mask", "advantages"),
-        optional=(*LOSS_COLUMNS, "weight_version", "truncated"),
+        optional=(*LOSS_COLUMNS, "weight_version", "version_runs", "truncated"),
         other_requires=PRETRAINING_COLUMNS,
     )
     def update(self, batch: Batch, pretraining: Batch | None = None) -> Metrics:
@@ -102,7 +102,10 @@ class ActorWorker(ModelWorker):
         Texts of `pretraining` join each optimizer step, their loss weighted by `algorithm.pretraining_coefficient`.
         """
         self.weights.check_versions(batch)
-        metrics = self._policy(batch, pretraining, has_learned=not self.weights.is_published)
+        weights = self.weights
+        metrics = self._policy(
+            batch, pretraining, version=weights.version, has_learned=not weights.is_published
+        )
         return metrics | self._estimation.drain_metrics() | self.weights.drain_metrics()
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask"))

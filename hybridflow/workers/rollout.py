@@ -22,7 +22,7 @@ from hybridflow.workers.model_worker import chosen_device
 
 logger = logging.getLogger(__name__)
 
-GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated")
+GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "version_runs", "truncated")
 
 
 @dataclass(frozen=True)

@@ -222,6 +222,7 @@ class Decoding:
         self._searches = [each._searches[row] for each, rows in parts for row in rows if each._searches]
         self._begin(counts, limits)
 
+    @torch.inference_mode()
     def remove(self, requests: Sequence[Request]) -> Responses:
         """Stops some unfinished requests; returns their tokens so far."""
         numbers = {request.number for request in requests}
@@ -230,6 +231,7 @@ class Decoding:
         self._is_open[rows] = False
         return self._responses(rows)
 
+    @torch.inference_mode()
     def interrupt(self) -> tuple[list[Request], list[Responses]]:
         """Stores the tokens so far in the unfinished requests; returns these, and what turns out to have finished.
 
@@ -244,7 +246,7 @@ class Decoding:
         left = []
         for row, request in enumerate(found.requests):
             if found.truncated[row]:
-                request.tokens, request.logprobs = found.tokens.row(row).clone(), found.logprobs.row(row).clone()
+                request.tokens, request.logprobs = found.tokens.row(row), found.logprobs.row(row)
                 left.append(request)
         return left, [found.select(ended)] if ended else []
 

@@ -103,9 +103,7 @@ class ActorWorker(ModelWorker):
         """
         self.weights.check_versions(batch)
         weights = self.weights
-        metrics = self._policy(
-            batch, pretraining, version=weights.version, has_learned=not weights.is_published
-        )
+        metrics = self._policy(batch, pretraining, version=weights.version, has_learned=not weights.is_published)
         return metrics | self._estimation.drain_metrics() | self.weights.drain_metrics()
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask"))

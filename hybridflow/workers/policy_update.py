@@ -15,7 +15,14 @@ from hybridflow.errors import ConfigError, StaleWeightsError
 from hybridflow.observability.metrics import Metrics
 from hybridflow.workers.model_worker import Objective, Reduce, TrainingSetup, minibatch_rows
 from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, policy_loss
-from hybridflow.workers.objectives import IS_CURRENT, Denominators, policy_objective, prepared, row_summaries, token_summaries
+from hybridflow.workers.objectives import (
+    IS_CURRENT,
+    Denominators,
+    policy_objective,
+    prepared,
+    row_summaries,
+    token_summaries,
+)
 from hybridflow.workers.pretraining import with_pretraining, with_texts
 from hybridflow.workers.rollout_correction import rollout_corrected
 

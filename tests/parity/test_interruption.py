@@ -211,42 +211,62 @@ def narrow(request, toy_dir) -> RolloutEngine:
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_rows_that_come_and_go_at_random_draw_what_they_draw_together(narrow, seed):
-    choice = random.Random(seed)
-    prompts = prompt_rows([choice.randint(1, 60) for _ in range(9)], samples=2, seed=seed)
-    expected = narrow.generate(prompts, SAMPLED, max_response_tokens=TOKENS, seed=0)
-    waiting = list(range(len(prompts)))
-    choice.shuffle(waiting)
-    found = []
-    while waiting or narrow.num_running:
-        action = choice.choice(["submit", "submit", "poll", "poll", "poll", "pause", "withdraw", "generate", "sleep"])
-        count = choice.randint(1, 4)
-        if action == "submit" and waiting:
-            submit(narrow, prompts.select(waiting[:count]))
-            del waiting[:count]
-        elif action == "poll":
-            found.append(narrow.poll(max_tokens=count))
-        elif action == "pause":
-            restart(narrow, keep_cache=choice.random() < 0.5)
-        elif action == "sleep":
-            narrow.sleep(kept=narrow.weight_slots().values())
-            narrow.wake()
-        elif action == "generate":
-            rows = [choice.randrange(len(prompts)) for _ in range(count)]
-            sampling = choice.choice([SAMPLED, Sampling(temperature=0.0)])
-            batch = narrow.generate(prompts.select(rows), sampling, max_response_tokens=TOKENS, seed=0)
-            if sampling == SAMPLED:
-                assert_same(batch, expected.select(rows))
-        elif action == "withdraw" and narrow.num_running and choice.random() < 0.3:
-            partial = narrow.withdraw()
+class Schedule:
+    """Random calls of an engine, until all rows of `prompts` have finished."""
+
+    def __init__(self, engine: RolloutEngine, prompts: Batch, seed: int) -> None:
+        self.engine, self.prompts = engine, prompts
+        self.choice = random.Random(seed)
+        self.expected = engine.generate(prompts, SAMPLED, max_response_tokens=TOKENS, seed=0)
+        self.waiting = list(range(len(prompts)))
+        self.choice.shuffle(self.waiting)
+        self.found: list[Batch] = []
+
+    def run(self) -> None:
+        actions = [self.submit, self.submit, self.poll, self.poll, self.poll, self.pause, self.sleep, self.generate]
+        while self.waiting or self.engine.num_running:
+            self.choice.choice([*actions, self.withdraw])(self.choice.randint(1, 4))
+
+    def submit(self, count: int) -> None:
+        if self.waiting:
+            submit(self.engine, self.prompts.select(self.waiting[:count]))
+            del self.waiting[:count]
+
+    def poll(self, count: int) -> None:
+        self.found.append(self.engine.poll(max_tokens=count))
+
+    def pause(self, count: int) -> None:
+        restart(self.engine, keep_cache=count > 2)
+
+    def sleep(self, count: int) -> None:
+        self.engine.sleep(kept=self.engine.weight_slots().values())
+        self.engine.wake()
+
+    def generate(self, count: int) -> None:
+        rows = [self.choice.randrange(len(self.prompts)) for _ in range(count)]
+        sampling = self.choice.choice([SAMPLED, Sampling(temperature=0.0)])
+        batch = self.engine.generate(self.prompts.select(rows), sampling, max_response_tokens=TOKENS, seed=0)
+        if sampling == SAMPLED:
+            assert_same(batch, self.expected.select(rows))
+
+    def withdraw(self, count: int) -> None:
+        """Rows that are withdrawn are submitted again."""
+        if count == 1:
+            partial = self.engine.withdraw()
             names = zip(partial.row("uid").tolist(), partial.row("sample_index").tolist(), strict=True)
             rows = [2 * uid + sample for uid, sample in names]
             for row, tokens in zip(rows, responses(partial), strict=True):
-                assert responses(expected)[row][: len(tokens)] == tokens
-            waiting += rows
-    batch = ordered(prompts, found)
-    assert_same(batch, prompts.join(expected))
+                assert responses(self.expected)[row][: len(tokens)] == tokens
+            self.waiting += rows
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_that_come_and_go_at_random_draw_what_they_draw_together(narrow, seed):
+    prompts = prompt_rows(random.Random(seed).choices(range(1, 60), k=9), samples=2, seed=seed)
+    schedule = Schedule(narrow, prompts, seed)
+    schedule.run()
+    batch = ordered(prompts, schedule.found)
+    assert_same(batch, prompts.join(schedule.expected))
     assert batch.tokens("version_runs").values.tolist() == [[0, 0]] * len(prompts)
 
 
@@ -300,7 +320,6 @@ def test_misuse_is_refused_in_words(pair):
     with pytest.raises(EngineError, match="submitted twice"):
         submit(engine, PROMPTS.select([2, 2]))
     assert engine.num_running == 0 and len(engine.withdraw()) == 0
-
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)

@@ -108,6 +108,7 @@ class CustomEngine(RolloutShell):
             for slot in views(parameter.data, parts_of(name, parameter.shape))
         }
         self._waiting: list[list[Request]] = []
+        self._answers: list[Responses] = []
         super().__init__(setup.ranks.mesh, buffer, slots, limit_tokens=setup.limit_tokens)
 
     @abstractmethod
@@ -124,15 +125,19 @@ class CustomEngine(RolloutShell):
         if requests:
             self._waiting.append(list(requests))
 
-    def _step(self) -> list[Responses]:
+    def _step(self) -> int:
         """Generates the rows of one call of `generate` or `submit` to their ends."""
-        requests = self._waiting[0]
-        finished = self._answered(requests)
+        answered = self._answered(self._waiting[0])
+        self._answers.append(answered)
         del self._waiting[0]
-        return [finished]
+        return len(answered.requests)
 
-    def _interrupt(self) -> list[Responses]:
-        return []
+    def _collect(self) -> list[Responses]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _interrupt(self) -> None:
+        """No request has a state."""
 
     def _so_far(self) -> Iterable[tuple[Request, int]]:
         return [(request, 0) for requests in self._waiting for request in requests]

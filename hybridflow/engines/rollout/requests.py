@@ -1,7 +1,7 @@
 """The rows that a rollout engine generates, and the columns of its responses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int64
@@ -12,6 +12,8 @@ from hybridflow.batch.wire import Meta
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import row_keys
 from hybridflow.errors import BatchError, EngineError, NumericError
+
+_NO_TOKENS, _NO_LOGPROBS = torch.empty(0, dtype=torch.int64), torch.empty(0)
 
 
 @dataclass(eq=False)
@@ -33,10 +35,10 @@ class Request:
     runs: list[tuple[int, int]]
     """Weight versions that sampled it, each with the index of its first response token."""
 
-    tokens: Int64[Tensor, " R"] = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    tokens: Int64[Tensor, " R"] = _NO_TOKENS
     """Tokens sampled before its last interruption, of which the engine keeps no state."""
 
-    logprobs: Tensor = field(default_factory=lambda: torch.empty(0))
+    logprobs: Tensor = _NO_LOGPROBS
 
     def continue_under(self, version: int, *, first_token: int) -> None:
         """Records that weights of `version` sample the tokens from `first_token` on."""

@@ -41,6 +41,7 @@ class RolloutShell(ABC):
         """Completes "The rollout's weights ..." while they are incomplete."""
         self._next_number = 0
         self._unfinished: dict[int, Request] = {}
+        self._num_uncollected = 0
         self._finished: list[Responses] = []
         self._submitted: dict[tuple[int, int], Request] = {}
         self._sampling = Sampling()
@@ -51,17 +52,20 @@ class RolloutShell(ABC):
         """Begins to generate requests that were made together, at the next `_step`."""
 
     @abstractmethod
-    def _step(self) -> list[Responses]:
-        """Samples a token for each request that has a place; returns those that finished."""
+    def _step(self) -> int:
+        """Samples a token for each request that has a place; returns how many requests finished."""
 
     @abstractmethod
-    def _interrupt(self) -> list[Responses]:
-        """Frees keys and values of all requests, which the next `_step` computes again; returns those that turn out
-        to have finished."""
+    def _collect(self) -> list[Responses]:
+        """The requests that have finished since the last call."""
+
+    @abstractmethod
+    def _interrupt(self) -> None:
+        """Frees keys and values of all requests, which the next `_step` computes again."""
 
     @abstractmethod
     def _so_far(self) -> Iterable[tuple[Request, int]]:
-        """All unfinished requests, with their number of tokens so far."""
+        """All unfinished requests, with their number of tokens so far; nothing is left to collect."""
 
     @abstractmethod
     def _removed(self, requests: Sequence[Request]) -> Responses:
@@ -69,6 +73,7 @@ class RolloutShell(ABC):
 
     def _check_same(self, *parts: object) -> None:
         """Raises if ranks that hold one model together were called with different arguments."""
+        assert self.mesh.count_along(("pipeline", "tensor")) == 1, "an engine that is divided checks them"
 
     @property
     def num_running(self) -> int:
@@ -80,10 +85,12 @@ class RolloutShell(ABC):
         own = {request.number for request in requests}
         try:
             self._begin(requests)
-            while not own.isdisjoint(self._unfinished):
-                self._advance()
+            while num_left := len(own & self._unfinished.keys()):
+                while self._num_uncollected < num_left:  # collecting takes as long as a few operations of a step
+                    self._advance()
+                self._note()
         except BaseException:
-            self._stop([request for request in requests if request.number in self._unfinished])
+            self._stop(requests)
             self._taken(lambda request: request.number in own)
             raise
         return response_batch(self._taken(lambda request: request.number in own), sampling)
@@ -117,6 +124,7 @@ class RolloutShell(ABC):
             if any(is_submitted(request) for part in self._finished for request in part.requests):
                 break
             self._advance()
+            self._note()
             num_steps += 1
         return self._returned(self._taken(is_submitted))
 
@@ -132,7 +140,7 @@ class RolloutShell(ABC):
             )
         self._check_same("withdraw", names)
         requests = [self._submitted[name] for name in dict.fromkeys(names)]
-        self._stop([request for request in requests if request.number in self._unfinished])
+        self._stop(requests)
         chosen = {request.number for request in requests}
         return self._returned(self._taken(lambda request: request.number in chosen))
 
@@ -141,7 +149,8 @@ class RolloutShell(ABC):
 
     def pause(self, *, keep_cache: bool = False) -> None:
         if not keep_cache:
-            self._note(self._interrupt())
+            self._interrupt()
+        self._note()
         self.is_paused = True
         self._missing = "are being written, or a transfer that wrote them failed"
 
@@ -156,7 +165,8 @@ class RolloutShell(ABC):
 
     def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
         """See `RolloutEngine.sleep`. On a GPU all weights stay."""
-        self._note(self._interrupt())
+        self._interrupt()
+        self._note()
         released = Released(0, 0, 0) if self._buffer is None else self._buffer.release(shard.tensor for shard in kept)
         if released.weight_bytes:
             self._missing = "were freed while it slept"
@@ -169,11 +179,11 @@ class RolloutShell(ABC):
 
     def _check_ready(self) -> None:
         if self.is_asleep:
-            raise EngineError("The rollout engine is asleep.", remedy="Call wake() before generate(), submit() or poll().")
+            raise EngineError("The rollout engine is asleep.", remedy="Call wake() before you generate.")
         if self._missing is not None:
             raise StaleWeightsError(
                 f"The rollout's weights {self._missing}.",
-                remedy="Publish the weights (pause, write every slot, resume) before the next generate, submit or poll.",
+                remedy="Publish the weights (pause, write every slot, resume) before you generate.",
             )
 
     def _requests(self, prompts: Batch, sampling: Sampling, max_response_tokens: int, seed: int) -> list[Request]:
@@ -199,21 +209,25 @@ class RolloutShell(ABC):
     def _advance(self) -> None:
         """One step of all requests. One that is interrupted leaves caches undefined, so they are computed again."""
         try:
-            self._note(self._step())
+            self._num_uncollected += self._step()
         except BaseException:
-            self._note(self._interrupt())
+            self._interrupt()
             raise
         ACTIVITY.advance()
 
     def _stop(self, requests: Sequence[Request]) -> None:
-        if requests:
-            self._note([self._removed(requests)])
+        """Those of the requests that are unfinished count as finished, with the tokens that they have."""
+        self._note()
+        if unfinished := [request for request in requests if request.number in self._unfinished]:
+            self._note(self._removed(unfinished))
 
-    def _note(self, finished: Iterable[Responses]) -> None:
-        for responses in finished:
+    def _note(self, *removed: Responses) -> None:
+        """Requests that have finished are no longer unfinished."""
+        for responses in (*self._collect(), *removed):
             self._finished.append(responses)
             for request in responses.requests:
                 del self._unfinished[request.number]
+        self._num_uncollected = 0
 
     def _taken(self, is_chosen: Callable[[Request], bool]) -> Responses:
         """Removes the chosen requests from those that have finished, and returns them in order."""

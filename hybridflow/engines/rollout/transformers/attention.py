@@ -92,8 +92,8 @@ class GrowingLayer(DynamicLayer):
     def join(self, other: "GrowingLayer", *, skip: int, other_skip: int, limit_tokens: int) -> None:
         """Adds the rows of another layer; the last tokens of both are in the same column.
 
-        The first `skip` and `other_skip` columns, which no row uses, are dropped. Columns before a row's first token are
-        zero: masked values are multiplied by zero, so they must be finite.
+        The first `skip` and `other_skip` columns, which no row uses, are dropped. New columns before a row's first
+        token are zero: masked values are multiplied by zero, so they must be finite.
         """
         own_tokens, other_tokens = self.get_seq_length() - skip, other.get_seq_length() - other_skip
         width = max(own_tokens, other_tokens)

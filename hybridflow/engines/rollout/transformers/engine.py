@@ -35,9 +35,9 @@ class TransformersEngine(RolloutShell):
     """A Hugging Face causal language model on one device; implements `RolloutEngine`.
 
     The slots are the model's own parameters (experts one by one), so a training engine that binds to them shares its
-    weights. Rows join those that run as soon as there are places (`max_sequences`); on a GPU, with a `FixedMemory`, once
-    all of those have finished. On a CPU only the weights are kept while no row runs. On a GPU keys, values and CUDA graphs
-    are kept as well, until the engine sleeps.
+    weights. Rows join those that run as soon as there are places (`max_sequences`); on a GPU, with a `FixedMemory`,
+    they wait until all of those have finished. While no row runs, only the weights are kept on a CPU; on a GPU, memory
+    for keys and values, and CUDA graphs are kept as well, until the engine sleeps.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class TransformersEngine(RolloutShell):
         self._waiting: list[_Waiting] = []
         self._decodings: list[Decoding] = []
         """One for each sampling setting of the requests that run."""
+        self._finished_here: list[Responses] = []
         use_decoding_attention(model)
         self._memory = _fixed_memory(model)
         if foreign := set(text.get("layer_types") or ()) - {FULL, SLIDING}:
@@ -88,11 +89,11 @@ class TransformersEngine(RolloutShell):
             part = list(requests[start : start + self._max_sequences])
             self._waiting.append(_Waiting(part, needs_all_places=start > 0))
 
-    def _step(self) -> list[Responses]:
-        finished = []
+    def _step(self) -> int:
+        num_finished = 0
         for decoding in self._decodings:
             decoding.advance()
-            finished += decoding.finished()
+            num_finished += decoding.check()
         self._drop_empty()
         while self._waiting and self._has_places(self._waiting[0]):
             new = Decoding(
@@ -103,25 +104,29 @@ class TransformersEngine(RolloutShell):
                 tokenizer=self._tokenizer,
             )
             del self._waiting[0]
-            finished += new.finished()
+            num_finished += new.check()
             others = [each for each in self._decodings if each.sampling == new.sampling]
             if others and new.num_unfinished:
+                self._finished_here += [*others[0].take(), *new.take()]
                 others[0].join(new)
             else:
                 self._decodings.append(new)
             self._drop_empty()
-        return finished
+        return num_finished
 
-    def _interrupt(self) -> list[Responses]:
+    def _collect(self) -> list[Responses]:
+        finished, self._finished_here = self._finished_here, []
+        return finished + [responses for decoding in self._decodings for responses in decoding.take()]
+
+    def _interrupt(self) -> None:
         """The requests of each `Decoding` start together again, before those that wait."""
-        finished, parts = [], []
+        parts = []
         for decoding in self._decodings:
-            requests, ended = decoding.interrupt()
-            finished += ended
+            requests = decoding.interrupt()
+            self._finished_here += decoding.take()
             parts += [_Waiting(requests, needs_all_places=False)] if requests else []
         self._waiting[:0] = parts
         self._decodings.clear()
-        return finished
 
     def _so_far(self) -> Iterable[tuple[Request, int]]:
         yield from ((request, len(request.tokens)) for part in self._waiting for request in part.requests)
@@ -150,7 +155,9 @@ class TransformersEngine(RolloutShell):
         return num_running + len(part.requests) <= self._max_sequences
 
     def _drop_empty(self) -> None:
-        self._decodings = [decoding for decoding in self._decodings if decoding.num_unfinished]
+        for decoding in [each for each in self._decodings if not each.num_unfinished]:
+            self._finished_here += decoding.take()
+            self._decodings.remove(decoding)
 
 
 def _fixed_memory(model: PreTrainedModel) -> FixedMemory | None:

@@ -187,9 +187,9 @@ class FixedMemory:
 class FixedStep:
     """Unfinished rows in a `FixedMemory`; implements `DecodeStep`.
 
-    Rows start together, and no other row joins them. Finished rows are removed when the others fit a smaller bucket; the
-    capacity in tokens grows as needed. The host
-    learns which rows are unfinished one check late, so that the device always has work queued.
+    Rows start together, and no other row joins them. Finished rows are removed when the others fit a smaller bucket;
+    the capacity in tokens grows as needed. The host learns which rows are unfinished one check late, so that the device
+    always has work queued.
     """
 
     check_every = CHECK_EVERY_TOKENS

@@ -24,13 +24,13 @@ from transformers import PreTrainedTokenizerBase
 from vllm import LLM
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators import cpu_communicator
+from vllm.logprobs import FlatLogprobs
 from vllm.model_executor.layers import utils as linear_layers
 from vllm.model_executor.layers import vocab_parallel_embedding as embedding
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 from vllm.model_executor.layers.fused_moe.oracle import unquantized as expert_kernels
-from vllm.logprobs import FlatLogprobs
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine import core
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from transformers import PreTrainedTokenizerBase
+from vllm import RequestOutput
 from vllm.inputs.engine import tokens_input
 
 from hybridflow.batch import Ragged
@@ -75,6 +76,7 @@ class VllmEngine(RolloutShell):
         slots = slots_of(module, parts_of, layouts)
         super().__init__(ranks.mesh, buffer, slots, limit_tokens=limit_tokens, has_weights=reads_weights)
         self._num_versions = 0
+        self._outputs: list[RequestOutput] = []
         self._draws_rows = draw_all_rows_at_once(self._llm)
         read_text_with(tokenizer, self._llm)
         if self._is_cpu:
@@ -119,14 +121,18 @@ class VllmEngine(RolloutShell):
             prompt = tokens_input(request.prompt.tolist(), cache_salt=salt)
             self._llm.llm_engine.add_request(str(request.number), prompt, params)
 
-    def _step(self) -> list[Responses]:
-        outputs = [output for output in self._llm.llm_engine.step() if output.finished]
+    def _step(self) -> int:
+        outputs = self._llm.llm_engine.step()
+        self._outputs += outputs
+        return len(outputs)
+
+    def _collect(self) -> list[Responses]:
+        outputs, self._outputs = self._outputs, []
         return [responses(outputs, self._unfinished)] if outputs else []
 
-    def _interrupt(self) -> list[Responses]:
+    def _interrupt(self) -> None:
         """vLLM preempts its requests, and computes their keys and values again when it schedules them next."""
         self._llm.reset_prefix_cache(reset_running_requests=True)
-        return []
 
     def _so_far(self) -> Iterable[tuple[Request, int]]:
         return [(self._unfinished[number], len(tokens)) for number, (tokens, _) in sampled_so_far(self._llm).items()]
@@ -143,7 +149,7 @@ class VllmEngine(RolloutShell):
         )
 
     def _free_cache(self) -> int:
-        """Frees the cache's pages, which then read as zeros, so running requests and the prefix cache leave it first."""
+        """Frees the cache's pages, which then read as zeros, so all requests and the prefix cache leave it first."""
         self._interrupt()
         return sum(free_pages(cache) for cache in cache_tensors(self._llm))
 

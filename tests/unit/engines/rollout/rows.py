@@ -65,11 +65,11 @@ def decoded(
     """The responses of one `Decoding` of all prompts, with seed 3."""
     requests = make_requests(prompts, sampling, max_response_tokens=tokens, seed=3, version=0, first_number=0)
     decoding = Decoding(model, requests, eos_token_ids=ends, memory=memory, tokenizer=tokenizer)
-    found = decoding.finished()
+    decoding.check()
     while decoding.num_unfinished:
         decoding.advance()
-        found += decoding.finished()
-    return Responses.concat(found)
+        decoding.check()
+    return Responses.concat(decoding.take())
 
 
 @torch.no_grad()

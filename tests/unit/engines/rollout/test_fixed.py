@@ -38,9 +38,7 @@ def test_stop_strings_end_rows_at_fixed_addresses_as_in_the_plain_loop(toy_dir):
     prompts = prompt_rows(samples=8)
 
     def ended(stop: list[str], memory: FixedMemory | None) -> Responses:
-        return decoded(
-            model, prompts, Sampling(stop=stop), tokens=90, ends=(9,), memory=memory, tokenizer=tokenizer
-        )
+        return decoded(model, prompts, Sampling(stop=stop), tokens=90, ends=(9,), memory=memory, tokenizer=tokenizer)
 
     memory = FixedMemory(model, lambda: run_eagerly)
     common = drawn(model, prompts, 90, Sampling(), ()).tokens.values.bincount(minlength=64).topk(2).indices

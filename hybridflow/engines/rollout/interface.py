@@ -81,7 +81,7 @@ class RolloutEngine(WeightReceiver, Protocol):
         ...
 
     def submit(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> None:
-        """Adds rows to those that are being generated, and returns at once.
+        """Adds rows to those that are being generated, without waiting for them.
 
         Raises `EngineError` for a row, identified by (uid, sample_index), that is already running, and for another
         `sampling` than that of the running rows.
@@ -89,7 +89,7 @@ class RolloutEngine(WeightReceiver, Protocol):
         ...
 
     def poll(self, *, max_tokens: int | None = None) -> Batch:
-        """Samples a token per running row and step until a row has finished, for at most `max_tokens` steps.
+        """Samples one token per running row and step until a row has finished, for at most `max_tokens` steps.
 
         Returns the finished rows: `uid`, `sample_index` and the columns of `generate`. The batch is empty if no row has
         finished or none is running.

@@ -45,7 +45,7 @@ class RolloutShell(ABC):
         self._finished: list[Responses] = []
         self._submitted: dict[tuple[int, int], Request] = {}
         self._sampling = Sampling()
-        """Of the rows submitted last."""
+        """Settings of the rows submitted last."""
 
     @abstractmethod
     def _start(self, requests: Sequence[Request]) -> None:
@@ -53,7 +53,7 @@ class RolloutShell(ABC):
 
     @abstractmethod
     def _step(self) -> int:
-        """Samples a token for each request that has a place; returns how many requests finished."""
+        """Samples one token per request that has a place; returns how many requests finished."""
 
     @abstractmethod
     def _collect(self) -> list[Responses]:

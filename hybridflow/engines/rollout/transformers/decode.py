@@ -94,7 +94,7 @@ class GrowingStep:
     def join(self, other: "GrowingStep", *, longest: int) -> None:
         """Continues with the rows of both, numbered from 0; no row gets more than `longest` further tokens.
 
-        Columns that no row uses are dropped, so that the cache is no wider than the longest row.
+        Columns that no row uses are dropped, so that the cache is as wide as the longest row.
         """
         (own_mask, skip), (other_mask, other_skip) = self._used_columns(), other._used_columns()
         width = max(own_mask.shape[1], other_mask.shape[1])

@@ -70,8 +70,10 @@ class RolloutEngine(WeightReceiver, Protocol):
             finished = engine.poll(max_tokens=16)  # meanwhile more rows may be submitted, or the weights changed
     """
 
-    num_running: int
-    """Submitted rows that neither `poll` nor `withdraw` has returned."""
+    @property
+    def num_running(self) -> int:
+        """Submitted rows that neither `poll` nor `withdraw` has returned."""
+        ...
 
     def generate(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> Batch:
         """One response per row of `prompts`, in order; returns only the new columns (see `response_batch`).

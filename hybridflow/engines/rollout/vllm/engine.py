@@ -122,7 +122,7 @@ class VllmEngine(RolloutShell):
             self._llm.llm_engine.add_request(str(request.number), prompt, params)
 
     def _step(self) -> int:
-        outputs = self._llm.llm_engine.step()
+        outputs = [output for output in self._llm.llm_engine.step() if isinstance(output, RequestOutput)]
         self._outputs += outputs
         return len(outputs)
 

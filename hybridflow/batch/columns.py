@@ -60,7 +60,13 @@ COLUMNS: dict[str, ColumnSpec] = {
     "response_mask": ColumnSpec(Kind.tokens, torch.float32, "1 for tokens that the policy sampled", "rollout.generate"),
     "rollout_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability at sampling time", "rollout.generate"),
     "weight_version": ColumnSpec(
-        Kind.row, torch.int64, "version of the weights that sampled the response", "rollout.generate"
+        Kind.row, torch.int64, "oldest version of the weights that sampled the response", "rollout.generate"
+    ),
+    "version_runs": ColumnSpec(
+        Kind.tokens,
+        torch.int64,
+        "[B, (runs), 2]: each version of the weights that sampled the response, and the index of its first token",
+        "rollout.generate",
     ),
     "truncated": ColumnSpec(Kind.row, torch.bool, "whether the response reached its length limit", "rollout.generate"),
     "scores": ColumnSpec(

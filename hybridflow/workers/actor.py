@@ -94,7 +94,7 @@ class ActorWorker(ModelWorker):
     @transfer(
         MINIBATCHES,
         requires=("prompt_ids", "response_ids", "response_mask", "advantages"),
-        optional=(*LOSS_COLUMNS, "weight_version", "truncated"),
+        optional=(*LOSS_COLUMNS, "weight_version", "version_runs", "truncated"),
         other_requires=PRETRAINING_COLUMNS,
     )
     def update(self, batch: Batch, pretraining: Batch | None = None) -> Metrics:
@@ -103,8 +103,8 @@ class ActorWorker(ModelWorker):
         Texts of `pretraining` join each optimizer step, their loss weighted by `algorithm.pretraining_coefficient`.
         """
         self.weights.check_versions(batch)
-        is_stale = self.weights.versions_of(batch) != {self.weights.version}
-        metrics = self._policy(batch, pretraining, has_learned=not self.weights.is_published, is_stale=is_stale)
+        weights = self.weights
+        metrics = self._policy(batch, pretraining, version=weights.version, has_learned=not weights.is_published)
         return metrics | self._estimation.drain_metrics() | self.weights.drain_metrics()
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask"))

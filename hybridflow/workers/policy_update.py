@@ -5,6 +5,7 @@ from functools import cached_property
 from itertools import repeat
 
 from hybridflow.batch import Batch
+from hybridflow.batch.versions import token_versions
 from hybridflow.batch.wire import Meta
 from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.model import Dtype
@@ -14,7 +15,14 @@ from hybridflow.errors import ConfigError, StaleWeightsError
 from hybridflow.observability.metrics import Metrics
 from hybridflow.workers.model_worker import Objective, Reduce, TrainingSetup, minibatch_rows
 from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, policy_loss
-from hybridflow.workers.objectives import Denominators, policy_objective, prepared, row_summaries, token_summaries
+from hybridflow.workers.objectives import (
+    IS_CURRENT,
+    Denominators,
+    policy_objective,
+    prepared,
+    row_summaries,
+    token_summaries,
+)
 from hybridflow.workers.pretraining import with_pretraining, with_texts
 from hybridflow.workers.rollout_correction import rollout_corrected
 
@@ -38,14 +46,12 @@ class PolicyUpdate:
         self._train = train
         self._has_compared = False
 
-    def __call__(
-        self, batch: Batch, pretraining: Batch | None, *, has_learned: bool, is_stale: bool = False
-    ) -> Metrics:
+    def __call__(self, batch: Batch, pretraining: Batch | None, *, version: int, has_learned: bool) -> Metrics:
         """Checks, corrects and trains on the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`.
 
-        `has_learned`: the policy was trained after it drew the samples, without publishing its weights. `is_stale`:
-        they are from earlier weights, with which the policy's log-probabilities cannot be compared.
+        `version` is that of the policy's weights. `has_learned`: the policy was trained after these were published.
         """
+        batch = with_current_tokens(batch, version)
         check_temperature(batch.meta, self._setup.temperature)
         if self._algorithm.kl.placement is KLPlacement.loss:
             batch.require(("ref_logprobs",), stage="actor.update with algorithm.kl.placement=loss")
@@ -63,10 +69,8 @@ class PolicyUpdate:
             batch = with_texts(batch, pretraining, rows)
 
         metrics |= correction
-        compares = self._compares_rollout(correction, is_stale=is_stale)
-        metrics |= self._train(batch, self._objective(compares, has_texts=pretraining is not None))
-        if not is_stale:
-            self._check_rollout_agrees(metrics, batch)
+        metrics |= self._train(batch, self._objective(correction, has_texts=pretraining is not None))
+        self._check_rollout_agrees(metrics, batch)
         return metrics
 
     @cached_property
@@ -74,7 +78,9 @@ class PolicyUpdate:
         """Made by the first update: in a preference dataflow `algorithm.loss_settings` belong to another loss."""
         return policy_loss(self._algorithm)
 
-    def _objective(self, compares_rollout: Iterator[bool], *, has_texts: bool) -> Objective:
+    def _objective(self, correction: Metrics, *, has_texts: bool) -> Objective:
+        compares_rollout = self._compares_rollout(correction)
+
         def objective(minibatch: Batch) -> tuple[Batch, LossFn]:
             loss_fn = policy_objective(
                 self._algorithm,
@@ -90,13 +96,13 @@ class PolicyUpdate:
 
         return objective
 
-    def _compares_rollout(self, correction: Metrics, *, is_stale: bool) -> Iterator[bool]:
+    def _compares_rollout(self, correction: Metrics) -> Iterator[bool]:
         """Whether each optimizer step compares the policy's log-probabilities with the rollout's.
 
-        No step does if the samples are stale, or if the correction compared the whole batch. With
-        `algorithm.old_logprobs=rollout` only the first does: its policy is the one that drew the samples.
+        No step does if the correction compared the whole batch. With `algorithm.old_logprobs=rollout` only the first
+        does: its policy is the one that drew the samples.
         """
-        compares = not is_stale and "training/rollout_logprobs_diff_max" not in correction
+        compares = "training/rollout_logprobs_diff_max" not in correction
         yield compares
         yield from repeat(compares and self._algorithm.old_logprobs is not OldLogprobs.rollout)
 
@@ -104,13 +110,32 @@ class PolicyUpdate:
         """At the first update of a run on samples of the current weights, rollout and training must agree on the
         log-probabilities of the samples."""
         largest = metrics.get("training/rollout_logprobs_diff_max")
-        if self._has_compared or largest is None or self._rollout is None:
+        if self._has_compared or largest is None or self._rollout is None or not _has_current_tokens(batch):
             return
         self._has_compared = True
         if not self._rollout.sampling.is_restricted:
             exact = self._setup.model.dtype is not Dtype.bfloat16
             bound = self._rollout.max_logprob_difference or (1e-3 if exact else 0.5)
             check_rollout_agrees(largest.value, batch.meta, bound, temperature=self._setup.temperature)
+
+
+def with_current_tokens(batch: Batch, version: int) -> Batch:
+    """The batch with `IS_CURRENT` in place of `version_runs`, if other weights than those of `version` sampled some of
+    its tokens: only the others can be compared with the policy's log-probabilities."""
+    if "version_runs" not in batch:
+        return batch
+    runs, responses = batch.tokens("version_runs"), batch.tokens("response_mask")
+    batch = batch.only([name for name in batch.columns if name != "version_runs"])
+    if bool((runs.values[:, 0] == version).all()):
+        return batch
+    is_current = token_versions(runs, responses.lengths).values == version
+    return batch.with_columns(tokens={IS_CURRENT: responses.like(is_current.to(responses.values.dtype))})
+
+
+def _has_current_tokens(batch: Batch) -> bool:
+    if IS_CURRENT not in batch:
+        return True
+    return bool((batch.tokens(IS_CURRENT).values * batch.tokens("response_mask").values).any())
 
 
 def check_one_step(optimizer_steps: int) -> None:

@@ -22,7 +22,7 @@ from hybridflow.workers.model_worker import chosen_device
 
 logger = logging.getLogger(__name__)
 
-GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated")
+GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "version_runs", "truncated")
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class RolloutWorker(Worker):
     def receive_weights(self, version: int) -> None:
         """Receives the weights that the actor sends."""
         assert self._resharder is not None, "the rollout has not joined the actor"
-        self._generator.engine.weights_changing()
+        self._generator.engine.pause()
         self._resharder.transfer(version)
-        self._generator.engine.weights_changed(version=version)
+        self._generator.engine.resume(version=version)
 
     @transfer(GENERATION, provides=GENERATED_COLUMNS, changes=False)
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:

@@ -146,9 +146,9 @@ class WeightPublisher:
 
     def _transfer(self, rollout: ResponseGenerator) -> None:
         assert self._resharder is not None, "a colocated rollout is bound when it is made"
-        rollout.engine.weights_changing()
+        rollout.engine.pause()
         self._metrics = self._over_all_ranks(self._resharder.transfer(self.version).metrics())
-        rollout.engine.weights_changed(version=self.version)
+        rollout.engine.resume(version=self.version)
         self._rest()
         self._is_due = False
 

@@ -75,9 +75,10 @@ def rendered(
             remedy="Set data.chat_template=FILE, use a model with a chat template, or give plain text without"
             " data.as_chat.",
         )
+    messages: list[dict] = [dict(message) for message in conversation]
     try:
         text = tokenizer.apply_chat_template(
-            [dict(message) for message in conversation],
+            messages,
             tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,

@@ -9,12 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.data.chat_template import rendered, with_limits
 from hybridflow.data.conversations import common_length
 from hybridflow.data.tokenization import text_token_ids
-
-Message = dict[str, object]
-"""A role and its content, as in `{"role": "user", "content": "Hello"}`; a reply may also have `tool_calls`."""
-
-Tool = dict[str, object]
-"""The JSON schema of a tool, as chat templates expect it."""
+from hybridflow.environments.interface import Message, Tool
 
 REPLY = "zReplyOfTheModelz"
 THOUGHT = "zThoughtOfTheModelz"

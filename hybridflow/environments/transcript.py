@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hybridflow.environments.conversation_format import ConversationFormat, Message, Tool, placeholder
+from hybridflow.environments.conversation_format import ConversationFormat, placeholder
+from hybridflow.environments.interface import Message, Tool
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Transcript:
         self._tools = [*tools]
         self.messages = [*messages]
         """The conversation so far."""
+        self.opening = [*messages]
+        """The messages of the first prompt."""
 
         self._shown = [*messages]
         self._prompt_text = text_format.prompt_text(messages, tools)
@@ -71,8 +74,12 @@ class Transcript:
 
     @property
     def num_forks(self) -> int:
-        """How often a new row began."""
+        """How often a new row has begun."""
         return len(self.rows) - 1
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of sampled tokens, for the message of `add_reply`."""
+        return self._format.decoded(ids)
 
     def add_reply(self, ids: Sequence[int], logprobs: Sequence[float], message: Message) -> None:
         """Adds the tokens that the model sampled, and the message in which the caller found their text."""

@@ -339,6 +339,8 @@ def _rollout_setup(config: Experiment) -> RolloutSetup:
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=config.data.max_response_tokens,
         seed=config.trainer.seed,
+        environment=config.environment,
+        chat_template=config.data.chat_template,
     )
 
 

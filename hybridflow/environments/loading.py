@@ -107,8 +107,9 @@ def _check_class(found: type, config: EnvironmentSettings) -> None:
 
 
 def _check_names(config: EnvironmentSettings, known: list[str]) -> None:
+    known = [name for name in known if name != "seed"]
     for name in config.settings:
-        if name not in known or name == "seed":
+        if name not in known:
             raise ConfigError(
                 f"environment={config.name} has no setting '{name}'.",
                 remedy=f"{did_you_mean(name, known)}Its settings: {', '.join(known) or 'none'}.",

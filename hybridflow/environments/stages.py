@@ -8,6 +8,7 @@ from hybridflow.environments.episodes import run_episode
 from hybridflow.environments.interface import Ask, Event, Failed, Finished, Model, Over, Reply, Request, Start
 from hybridflow.environments.loading import LoadedEnvironment, load_environment
 from hybridflow.environments.process_stage import ProcessStage
+from hybridflow.errors import EpisodeError
 
 DEFAULT_PROCESSES = 16
 """Processes per rank for environments that are not built in."""
@@ -58,10 +59,16 @@ class LocalStage:
         if isinstance(request, Start):
             self._episodes[number] = run_episode(self._environment, self._config, request, Model(_suspended))
         try:
-            return self._episodes[number].send(None if isinstance(request, Start) else request)
+            event = self._episodes[number].send(None if isinstance(request, Start) else request)
         except StopIteration as end:
             del self._episodes[number]
             return end.value
+        if isinstance(event, Ask):
+            return event
+        raise EpisodeError(
+            "An episode waits for something other than the model, which needs an event loop.",
+            remedy="Set environment.processes to 1 or more.",
+        )
 
 
 class _Suspension:

@@ -160,7 +160,9 @@ def test_a_step_that_returns_something_else_is_an_error(tokenizer, tmp_path, act
         ("disconnect", "ConnectionResetError: gone"),
     ],
 )
-def test_an_episode_whose_process_fails_starts_again_and_ends_as_it_would_have(tokenizer, tmp_path, caplog, act, reason):
+def test_an_episode_whose_process_fails_starts_again_and_ends_as_it_would_have(
+    tokenizer, tmp_path, caplog, act, reason
+):
     prompts = prompts_of(tokenizer, TEXTS, act=["nothing", act, "nothing", "nothing"])
     settings = {"settings": {"folder": str(tmp_path), "times": 2}, "max_turn_tokens": 6, "step_seconds": 1.0}
     with Player(tokenizer, "Misbehaves", processes=2, **settings) as player:
@@ -188,9 +190,9 @@ def test_after_all_retries_a_failed_episode_is_masked_and_does_not_change_its_gr
 def test_a_whole_episode_has_a_limit_too(tokenizer, tmp_path):
     prompts = prompts_of(tokenizer, TEXTS[:1], act=["hang"])
     settings = {"settings": {"folder": str(tmp_path)}, "max_turn_tokens": 6, "retries": 0, "episode_seconds": 1.0}
-    with Player(tokenizer, "Misbehaves", processes=1, **settings) as player:
-        with pytest.raises(EpisodeError, match=r"environment.episode_seconds=1"):
-            player.play(prompts)
+    limit = pytest.raises(EpisodeError, match=r"environment.episode_seconds=1")
+    with Player(tokenizer, "Misbehaves", processes=1, **settings) as player, limit:
+        player.play(prompts)
 
 
 def test_coroutines_that_wait_for_something_else_need_a_process(tokenizer):
@@ -210,9 +212,7 @@ def test_kuhn_poker_trains_one_seat_and_samples_for_both(tokenizer):
     with Player(tokenizer, "kuhn_poker", max_turn_tokens=4) as player:
         found = player.play(prompts)
     sampled = sum(len(batch) for batch in player.batches)
-    replies = sum(
-        message["role"] == "assistant" for messages in found.object("messages") for message in messages
-    )
+    replies = sum(message["role"] == "assistant" for messages in found.object("messages") for message in messages)
     assert 12 <= replies < sampled == int(found.row("turns").sum())
     assert all(abs(value) in (1.0, 2.0) for value in found.object("episode_return"))
     assert {prompt[:6] for prompt in found.object("prompt")} == {"card: "}

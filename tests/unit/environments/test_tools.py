@@ -91,7 +91,7 @@ def test_deeply_nested_json_is_a_broken_call():
 def test_the_template_chooses_the_parser(name):
     template = tokenizer_of(name).chat_template
     assert parser_of(template) is (mistral_calls if name == "mistral" else hermes_calls)
-    assert parser_of("... {\"name\": function name, \"parameters\": dictionary} ...") is llama_calls
+    assert parser_of('... {"name": function name, "parameters": dictionary} ...') is llama_calls
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,10 @@ class AsyncEcho(Echo):
 async def echo(model, row, seed):
     """The same as a coroutine, with all of the reward at the end."""
     messages = [{"role": "user", "content": row["prompt"]}]
-    for turn in range(3):
+    for _ in range(3):
         reply = await model.reply(messages)
         messages += [reply.message, {"role": "user", "content": f" {seed % 10}:{reply.text[:4]}"}]
-    return 6.0, {"turns": turn + 1}
+    return 6.0, {"turns": model.num_replies}
 
 
 class Misbehaves(Echo):
@@ -104,7 +104,8 @@ class Misbehaves(Echo):
 class Adds:
     """Has a tool."""
 
-    tools = [add]
+    def __init__(self):
+        self.tools = [add]
 
     def reset(self, row):
         return [{"role": "user", "content": row["prompt"]}] if isinstance(row["prompt"], str) else None

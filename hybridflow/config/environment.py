@@ -1,10 +1,18 @@
 """Settings of the environment."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Annotated, Any, ClassVar
 
 from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from hybridflow.config.section import Section
+
+
+class Credit(Enum):
+    """Where the rewards of an episode count."""
+
+    outcome = "outcome"
+    turn = "turn"
 
 
 @dataclass
@@ -26,6 +34,10 @@ class EnvironmentSettings(Section):
     max_turn_tokens: Annotated[int | None, AT_LEAST_1] = None
     """Maximum number of tokens of a reply; null divides `data.max_response_tokens`, which is the limit of a whole
     episode after its first prompt, by `max_turns`."""
+
+    credit: Credit = Credit.outcome
+    """outcome: the last token gets the return of the episode. turn: the last token of each reply gets the reward after
+    it, for estimators of rewards per token; with `algorithm.gamma` below 1, later rewards are discounted per token."""
 
     processes: Annotated[int | None, AT_LEAST_0] = None
     """Number of processes per rollout rank, each of which runs one episode at a time. 0: episodes run in the rollout's

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.wire import Meta
-from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
 from hybridflow.environments.interface import Ask, Event, Failed, Finished, Message, Over, Reply, Request, Start
 from hybridflow.environments.rows import EpisodeResult, episode_columns
@@ -94,7 +94,10 @@ class EpisodePlayer:
             for number in sorted(events):
                 self._handle(round_, number, events[number])
             self._sample(round_, generate)
-        return episode_columns(prompts, round_.results, round_.meta)
+        columns = episode_columns(prompts, round_.results, round_.meta)
+        if self._config.credit is Credit.turn:
+            return columns.with_columns(tokens={"token_scores": columns.tokens("turn_rewards")})
+        return columns
 
     def _check_template(self, prompts: Batch) -> None:
         """Checks the chat template before the first conversation; a template that forks is an error."""

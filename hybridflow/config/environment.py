@@ -20,6 +20,7 @@ class EnvironmentSettings(Section):
     """The environment in which the model acts: a conversation of several turns for each prompt."""
 
     word: ClassVar[str | None] = "name"
+    """See `Section.word`."""
 
     name: str | None = None
     """A built-in name (guess_number, calculator, frozen_lake, kuhn_poker), or a class or coroutine of your own as

@@ -18,7 +18,7 @@ _METHODS = {
 
 @dataclass(frozen=True)
 class LoadedEnvironment:
-    """What runs an episode: a class with `reset` and `step`, or a coroutine function of (model, row)."""
+    """The code that runs an episode: a class with `reset` and `step`, or a coroutine function of (model, row)."""
 
     make: Callable[..., object]
     is_coroutine: bool

@@ -195,7 +195,7 @@ class EpisodePlayer:
                 )
 
     def _reply(self, episode: _Episode, ids: list[int], logprobs: list[float], *, is_truncated: bool) -> Reply:
-        """Adds what was sampled to the transcript. A tool call that a limit cut off is no call."""
+        """Adds what was sampled to the transcript. A tool call that a limit cut off does not count."""
         transcript, ask = episode.asked, episode.ask
         assert ask is not None, "a reply without a question"
         text = transcript.text_of(ids)

@@ -32,7 +32,7 @@ async def kuhn_poker(model: Model, row: Mapping[str, object], seed: int) -> tupl
 
 
 def won(history: str, cards: list[str]) -> float:
-    """What the first player wins in a finished game."""
+    """The winnings of the first player in a finished game."""
     if history in ("bp", "pbp"):
         return 1.0 if history == "bp" else -1.0
     stake = 1.0 if history == "pp" else 2.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import psutil
 
@@ -24,6 +24,8 @@ from hybridflow.rewards.runners.chunks import Chunk
 from hybridflow.rewards.runners.forkserver import Code, Setup
 
 logger = logging.getLogger(__name__)
+
+Config = TypeVar("Config")
 
 START_SECONDS = 120.0
 """How long a process may take to import the functions."""
@@ -115,8 +117,8 @@ class ForkServer:
 
     def __init__(
         self,
-        serve: Callable[[Connection, Any], None],
-        config: object,
+        serve: Callable[[Connection, Config], None],
+        config: Config,
         *,
         labels: Sequence[str],
         of: str = "reward functions",

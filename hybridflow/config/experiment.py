@@ -6,6 +6,7 @@ from typing import Any
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.asynchrony import Asynchrony
 from hybridflow.config.data import Data
+from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
 from hybridflow.config.placement import Placement
@@ -44,6 +45,9 @@ class Experiment(Section):
 
     rollout: Rollout = field(default_factory=Rollout)
     """Generation of responses."""
+
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    """The environment in which the model acts, for conversations of several turns."""
 
     algorithm: Algorithm = field(default_factory=Algorithm)
     """Hyperparameters of the algorithm."""

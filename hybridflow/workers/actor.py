@@ -45,6 +45,11 @@ class ActorWorker(ModelWorker):
         sampled_by = rollout.rollout if rollout else None
         self._policy = PolicyUpdate(setup, algorithm, sampled_by, reduce=self.reduce, train=self._learn)
 
+    def close(self) -> None:
+        """Ends the processes of the colocated rollout's environment."""
+        if self.rollout is not None:
+            self.rollout.close()
+
     @property
     def rollout(self) -> ResponseGenerator | None:
         """The colocated rollout."""

@@ -340,6 +340,8 @@ def _rollout_setup(config: Experiment) -> RolloutSetup:
         max_response_tokens=config.data.max_response_tokens,
         seed=config.trainer.seed,
         max_staleness=config.asynchrony.max_staleness,
+        environment=config.environment,
+        chat_template=config.data.chat_template,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hybridflow.errors import Problem
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.rules import algorithm, asynchrony, elastic, layouts, memory, models, resources
+from hybridflow.launch.rules import algorithm, asynchrony, elastic, environment, layouts, memory, models, resources
 from hybridflow.launch.rules.unused_settings import unused_settings
 
 DATAFLOW_RULES = (algorithm.algorithm_problems, layouts.critic_layout_problems, layouts.placement_problems)
@@ -35,6 +35,7 @@ PLAN_RULES = (
     models.tokenizer_problems,
     models.stop_problems,
     models.reward_model_problems,
+    environment.environment_problems,
     layouts.layout_problems,
     models.adapter_problems,
     models.rollout_problems,

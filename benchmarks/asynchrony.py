@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace, folder: Path, staleness: int) -> list[dic
     (folder / "judge.py").write_text(REWARD.format(seconds=arguments.reward_seconds))
     words = [
         "trainer={backend: ray, devices: 2, eval_every: 0, save_every: 0, threads: 1}",
+        "data.batch_size=32",
         f"trainer.total_steps={arguments.steps}",
         f"trainer={{run_dir: {folder}/run, trackers: [jsonl]}}",
         f"reward.functions=[{folder}/judge.py:right]",

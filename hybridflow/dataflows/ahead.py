@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.interface import collected, is_in_halves
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.run import Loader, Run
-from hybridflow.dataflows.saved_batch import as_state, from_state
+from hybridflow.dataflows.saved_batch import State, as_state, from_state
 from hybridflow.dataflows.step import check_observed
 from hybridflow.observability.metrics import Metrics, last, measured
 
@@ -131,7 +130,7 @@ class Ahead:
         self.is_stepping = False
         return metrics | (self._ledger.metrics(self._states()) if self.depth else {})
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Where the queue is, without tokens: its batches would be collected again. Empty in a synchronous run."""
         if not self.depth and not self._queue:
             return {}
@@ -139,7 +138,7 @@ class Ahead:
         skipped = {str(step): count for step, count in self._skipped.items()}
         return {"batches": entries, "skipped": skipped, "totals": self._ledger.totals}
 
-    def saved(self) -> dict[str, Any]:
+    def saved(self) -> State:
         """As `state`, with the tokens of the batches that are done; waits for none. Between two steps only."""
         assert not self.is_stepping, "the queue is saved within a step"
         state = self.state()
@@ -150,7 +149,7 @@ class Ahead:
             state["groups"] = [row for queued in self._queue for row in _groups(queued)]
         return state
 
-    def restore(self, state: Mapping[str, Any], left_out: Sequence[int]) -> None:
+    def restore(self, state: State, left_out: Sequence[int]) -> None:
         """Restores what `state` or `saved` returned; the stream has been restored."""
         self.is_stepping = False
         now = self._stream.state()
@@ -188,7 +187,7 @@ class Ahead:
         self._run.dataflow.iteration = queued.step
         queued.batch, queued.version = collected(self._run.dataflow, queued.prompts), version
 
-    def _restored(self, entry: Mapping[str, Any]) -> Queued:
+    def _restored(self, entry: State) -> Queued:
         self._stream.restore(entry["position"])
         queued = Queued(entry["step"], entry["position"], self._stream.next())
         version = entry.get("version", -1)
@@ -213,7 +212,7 @@ class Ahead:
         return found
 
 
-def _groups(queued: Queued) -> list[dict[str, Any]]:
+def _groups(queued: Queued) -> list[State]:
     """A row of numbers for each group: `uid`, `step`, `state`, and the versions and tokens of those that are done."""
     state, known = queued.state, dict[int, dict[str, int]]()
     if state == "done" and queued.batch is not None:

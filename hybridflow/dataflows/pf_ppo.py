@@ -39,6 +39,7 @@ class PFPPO(PPO):
                 )
 
     def learn(self, batch: BatchRef) -> Metrics:
+        """PPO's, with both updates on resampled rows."""
         values = self.critic.values(batch)
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []

@@ -12,6 +12,7 @@ class PPOPtx(PPO):
     reads_pretraining = True
 
     def learn(self, batch: BatchRef) -> Metrics:
+        """PPO's, with texts in the policy's update."""
         values = self.critic.values(batch)
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []

@@ -59,6 +59,7 @@ class SafeRLHF(PPO):
         return batch.with_companions(scores=self.reward.score(batch), costs=self.cost.score(batch))
 
     def learn(self, batch: BatchRef) -> Metrics:
+        """PPO's, with a second critic and combined advantages."""
         scores, costs = batch.companions["scores"], batch.companions["costs"]
         values = self.critic.values(batch)
         cost_values = self.cost_critic.values(batch)

@@ -1,6 +1,5 @@
 """A collected batch in the driver's part of a checkpoint: its tensors as bytes, its prompts' objects left out."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,11 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.batch_ref import BatchRef
 
+State = dict[str, Any]
+"""JSON values, and bytes."""
 
-def as_state(batch: BatchRef, prompts: Batch) -> dict[str, Any]:
+
+def as_state(batch: BatchRef, prompts: Batch) -> State:
     """The columns and companions of a batch as JSON with bytes, by the stages that added them.
 
     Objects that are columns of the prompts are found again by `uid`; others must be JSON values.
@@ -32,14 +34,14 @@ def as_state(batch: BatchRef, prompts: Batch) -> dict[str, Any]:
     }
 
 
-def from_state(state: Mapping[str, Any], prompts: Batch, backend: Backend) -> BatchRef:
+def from_state(state: State, prompts: Batch, backend: Backend) -> BatchRef:
     """The batch that `as_state` saved, with its companions."""
     found = BatchRef.of_stages([(s["declared"], _stage(s, prompts)) for s in state["stages"]], backend)
     companions = {name: from_state(other, prompts, backend) for name, other in state["companions"].items()}
     return found.with_companions(**companions) if companions else found
 
 
-def _stage(state: Mapping[str, Any], prompts: Batch) -> Batch:
+def _stage(state: State, prompts: Batch) -> Batch:
     rows = {name: _unpacked(packed) for name, packed in state["rows"].items()}
     tokens = {
         name: Ragged.from_lengths(_unpacked(packed), torch.tensor(lengths, dtype=torch.int64))

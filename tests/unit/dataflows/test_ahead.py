@@ -60,20 +60,18 @@ def logged(kind):
     return Logged
 
 
-def run_of(
-    directory: Path, run_dir: Path, kind=GRPO, *, staleness=1, ahead=1, steps=STEPS, save_every=0, prompts=10, rate=0.01
-) -> Run:
+def run_of(directory: Path, run_dir: Path, kind=GRPO, *, staleness=1, ahead=1, steps=STEPS, save_every=0) -> Run:
     old = OldLogprobs.rollout if staleness else OldLogprobs.auto
     algorithm = Algorithm(advantage=ALGORITHMS[kind], old_logprobs=old)
     run_dir.mkdir(exist_ok=True)
     costs = [function(run_dir, "long", "float(len(ids))")] if kind is SafeRLHF else []
     rewards = [function(run_dir, "odd", "float(ids[0] % 2)")]
-    further = {"max_staleness": staleness, "costs": costs, "rewards": rewards, "rate": rate}
+    further = {"max_staleness": staleness, "costs": costs, "rewards": rewards}
     roles = local_roles(directory, algorithm=algorithm, **further)
     settings = kind.Settings() if kind.Settings is not NoSettings else NoSettings()
     program = logged(kind)(roles.groups | {"reference": None}, settings=settings, samples_per_prompt=SAMPLES)
     program.wants_old_logprobs = False
-    stream = BatchStream(calculator_prompts(directory, prompts), 4, Epochs(prompts, 0, shuffle=True))
+    stream = BatchStream(calculator_prompts(directory, 10), 4, Epochs(10, 0, shuffle=True))
     program.streams = {"prompts": stream}
     learners = {name: roles.groups[name] for name in ("actor", "critic", "cost_critic") if name in roles.groups}
     if ALGORITHMS[kind] != "gae":

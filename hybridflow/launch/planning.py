@@ -128,7 +128,7 @@ def _check_same_sizes(composed: Composed, there: Mapping[str, object]) -> None:
     """
     trainer = composed.config.trainer
     typed = {key for key in _SIZES if composed.origins.get(key) in (COMMAND_LINE, PYTHON)}
-    given = dict(zip(_SIZES, (trainer.devices, trainer.nodes), strict=True))
+    given: dict[str, object] = dict(zip(_SIZES, (trainer.devices, trainer.nodes), strict=True))
     differing = [key for key in _SIZES if key in typed and given[key] and given[key] != there[key]]
     if differing and not composed.config.placement.pools:
         shown, of = (" ".join(f"{key}={each[key]}" for key in differing) for each in (given, there))

@@ -18,7 +18,7 @@ from hybridflow.elastic.checkpoint import DRIVER_STATE, Checkpoint, CheckpointSt
 from hybridflow.elastic.manifest import MANIFEST, Manifest, parsed_manifest
 from hybridflow.elastic.storage import delete, write_aside
 from hybridflow.errors import CheckpointError, HybridflowError
-from hybridflow.observability.redaction import redacted_text
+from hybridflow.observability.redaction import redacted_text, without_login
 from hybridflow.parallel.file_records import in_threads
 
 logger = logging.getLogger(__name__)
@@ -193,7 +193,7 @@ class RemoteCheckpoints:
         except HybridflowError:
             raise
         except Exception as error:
-            why = redacted_text(" ".join(str(error).split())) or "no reason is given"
+            why = redacted_text(without_login(" ".join(str(error).split()), self.url)) or "no reason is given"
             raise CheckpointError(
                 f"trainer.checkpoint_url={redacted_text(self.url)} {what}: {type(error).__name__}: {why}.",
                 remedy="Check the URL, that its bucket or directory exists, and that this process has credentials that"

@@ -8,6 +8,7 @@ from threading import Lock
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from hybridflow.elastic import mirror
 from hybridflow.elastic.checkpoint import CheckpointStore
@@ -138,6 +139,17 @@ def test_a_run_does_not_begin_at_an_earlier_step_because_of_the_connection(tmp_p
     monkeypatch.setattr(LocalFileSystem, "get_file", lost)
     with pytest.raises(CheckpointError, match="cannot be read: TimeoutError: no answer"):
         resolve_resume("auto", CheckpointStore(tmp_path / "new"), 9, remote)
+
+
+def test_an_error_names_no_password_that_it_quotes_without_the_protocol(monkeypatch):
+    remote = RemoteCheckpoints("memory://user:s3cr3t%2Fpw@bucket/run")
+
+    def refused(*args, **kwargs):
+        raise ValueError('Invalid bucket name "user:s3cr3t/pw@bucket", s3cr3t%2Fpw@bucket')
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", refused)
+    with pytest.raises(CheckpointError, match=r'memory://\*\*\*@bucket/run .* name "\*\*\*@bucket", \*\*\*@bucket\.'):
+        remote.complete()
 
 
 def test_a_later_checkpoint_here_is_preferred_and_one_beyond_the_last_step_is_refused(tmp_path):

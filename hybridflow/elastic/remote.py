@@ -19,7 +19,7 @@ from hybridflow.elastic.manifest import MANIFEST, Manifest, parsed_manifest
 from hybridflow.elastic.storage import delete, write_aside
 from hybridflow.errors import CheckpointError, HybridflowError
 from hybridflow.observability.redaction import redacted_text, without_login
-from hybridflow.parallel.file_records import in_threads
+from hybridflow.parallel.file_records import in_threads, record_files
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +119,19 @@ class RemoteCheckpoints:
         return None
 
     def newer_described(self, directory: Path, *, than: int) -> Checkpoint | None:
-        """The newest checkpoint after a step, as `described` returns it; None if there is none."""
-        steps = [step for step in self.complete() if step > than]
-        return self.described(steps[-1], directory) if steps else None
+        """The newest checkpoint after a step, as `described` returns it; None if there is none.
+
+        Skips those whose driver's state is damaged with a warning; does not see other damage.
+        """
+        for step, manifest in reversed(self.complete().items()):
+            if step <= than:
+                break
+            described = self.described(step, directory)
+            recorded = manifest.files.get(DRIVER_STATE)
+            if recorded is not None and record_files(directory, [DRIVER_STATE])[DRIVER_STATE] == recorded:
+                return described
+            logger.warning("checkpoint=%s is skipped: its %s is damaged", self.place(step), DRIVER_STATE)
+        return None
 
     def described(self, step: int, directory: Path) -> Checkpoint:
         """A checkpoint of which only the manifest and the driver's state are copied, to `directory`."""

@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from hybridflow.elastic import mirror
-from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.recovery import resolve_resume
 from hybridflow.elastic.remote import RemoteCheckpoints
@@ -159,8 +159,26 @@ def test_a_later_checkpoint_here_is_preferred_and_one_beyond_the_last_step_is_re
     assert found is not None and found.path == store.directory / "step_2"
     upload(remote, store, 2)
     described = tmp_path / "described"
-    with pytest.raises(CheckpointError, match=f"{remote.url}/step_2 is at step 2, beyond trainer.total_steps=1"):
-        resolve_resume("auto", CheckpointStore(tmp_path / "new"), 1, remote, only_described_in=described)
+    for where in (described, None):
+        with pytest.raises(CheckpointError, match=f"{remote.url}/step_2 is at step 2, beyond trainer.total_steps=1"):
+            resolve_resume("auto", CheckpointStore(tmp_path / "new"), 1, remote, only_described_in=where)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_at_a_url_is_checked_before_it_is_copied_and_damaged_settings_are_passed_over(tmp_path, caplog):
+    store, remote = store_with(tmp_path, 1, 2), remote_of(tmp_path)
+    for step in (1, 2):
+        upload(remote, store, step)
+    (tmp_path / "remote" / "step_2" / "driver.json").write_text("{")
+    new, checked = CheckpointStore(tmp_path / "new"), []
+
+    def check(checkpoint: Checkpoint) -> None:
+        checked.append(checkpoint.driver_state()["step"])
+        assert not new.run_dir.exists()
+
+    found = resolve_resume("auto", new, 9, remote, check=check)
+    assert found is not None and found.path == new.directory / "step_1"
+    assert checked == [1] and "step_2 is skipped: its driver.json is damaged" in caplog.text
 
 
 def test_a_full_disk_while_a_checkpoint_is_copied_here_is_reported(tmp_path, monkeypatch):

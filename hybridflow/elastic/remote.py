@@ -14,8 +14,8 @@ from pathlib import Path
 from fsspec.core import url_to_fs
 
 from hybridflow.config.loop import Trainer
-from hybridflow.elastic.checkpoint import DRIVER_STATE, Checkpoint, CheckpointStore, evaluation_of, saved_config
-from hybridflow.elastic.manifest import MANIFEST, Manifest, parsed_manifest
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, evaluation_of, saved_config
+from hybridflow.elastic.manifest import DRIVER_STATE, MANIFEST, Manifest, parsed_manifest
 from hybridflow.elastic.storage import delete, write_aside
 from hybridflow.errors import CheckpointError, HybridflowError
 from hybridflow.observability.redaction import redacted_text, without_login
@@ -127,8 +127,7 @@ class RemoteCheckpoints:
             if step <= than:
                 break
             described = self.described(step, directory)
-            recorded = manifest.files.get(DRIVER_STATE)
-            if recorded is not None and record_files(directory, [DRIVER_STATE])[DRIVER_STATE] == recorded:
+            if record_files(directory, [DRIVER_STATE])[DRIVER_STATE] == manifest.files[DRIVER_STATE]:
                 return described
             logger.warning("checkpoint=%s is skipped: its %s is damaged", self.place(step), DRIVER_STATE)
         return None

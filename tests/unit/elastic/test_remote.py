@@ -123,7 +123,7 @@ def test_a_checkpoint_at_a_url_writes_nothing_outside_its_own_directory(tmp_path
     store, remote = store_with(tmp_path, 1), remote_of(tmp_path)
     upload(remote, store, 1)
     record = {"bytes": 4, "sha256": "0" * 64}
-    forge(tmp_path / "remote" / "step_1", files={"actor/x": record, "../../../evil": record})
+    forge(tmp_path / "remote" / "step_1", files={"actor/x": record, "driver.json": record, "../../../evil": record})
     (tmp_path / "evil").write_text("evil")
     assert remote.newer(CheckpointStore(tmp_path / "a" / "b"), than=0) is None
     assert "its manifest has the file '../../../evil'" in caplog.text

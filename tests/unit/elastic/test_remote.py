@@ -10,11 +10,12 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from hybridflow.config.loop import Trainer
 from hybridflow.elastic import mirror
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.recovery import resolve_resume
-from hybridflow.elastic.remote import RemoteCheckpoints
+from hybridflow.elastic.remote import RemoteCheckpoints, remote_checkpoints
 from hybridflow.elastic.retention import Retention
 from hybridflow.errors import CheckpointError, ResourceError
 from hybridflow.parallel.file_records import record_files
@@ -81,6 +82,28 @@ def test_the_newest_checkpoint_at_a_url_is_copied_as_it_was(tmp_path, url):
     assert list(remote.complete()) == [8, 9]
 
 
+def test_the_check_of_a_url_leaves_nothing_behind(tmp_path):
+    for folder in (tmp_path, tmp_path / "remote"):
+        folder.mkdir(exist_ok=True)
+        RemoteCheckpoints(f"file://{tmp_path}/remote/runs/x").check()
+        assert not list(folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [("file:///proc/run", "Check the path,"), ("foo://run", "Use a protocol that"), ("zip://run", "Check the URL,")],
+)
+def test_a_url_that_cannot_be_used_has_the_remedy_of_its_protocol(url, remedy):
+    with pytest.raises(CheckpointError, match=f"trainer.checkpoint_url={url} cannot be") as caught:
+        RemoteCheckpoints(url).check()
+    assert caught.value.remedy.startswith(remedy) and "AWS" not in caught.value.remedy
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///", "runs/x", "://x"])
+def test_a_text_that_is_no_url_has_no_checkpoints_so_that_only_the_configuration_is_wrong(url):
+    assert remote_checkpoints(Trainer(checkpoint_url=url)) is None
+
+
 def test_an_upload_that_fails_anywhere_leaves_no_checkpoint_or_a_complete_one(tmp_path, failures):
     store, remote = store_with(tmp_path, 1, 2), remote_of(tmp_path)
     upload(remote, store, 1)
@@ -94,7 +117,7 @@ def test_an_upload_that_fails_anywhere_leaves_no_checkpoint_or_a_complete_one(tm
         except CheckpointError as error:
             is_whole = False
             assert "Access denied" in error.message or "None bytes there" in error.message
-            assert "has credentials" in error.remedy
+            assert "may read, write and delete there" in error.remedy and "AWS" not in error.remedy
         failures.left = 1 << 30
         for step in remote.complete():
             fresh = CheckpointStore(tmp_path / f"fresh_{most}_{step}")

@@ -12,6 +12,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.faults import KINDS
 from hybridflow.config.guards import GuardAction
 from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.paths import is_storage_url
 from hybridflow.config.ranges import check_ranges, reset
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.templates import template_parts
@@ -226,11 +227,13 @@ def _pretraining_errors(config: Experiment) -> Iterator[ConfigError]:
 
 
 def _url_errors(config: Experiment) -> Iterator[ConfigError]:
-    """A URL has a protocol and a path."""
+    """A URL has a protocol and a path, and what is written there remains."""
     url = config.trainer.checkpoint_url
-    if url is not None and not all(url.partition("://")):
+    is_in_memory = url is not None and url.startswith("memory:")
+    if url is not None and (is_in_memory or not is_storage_url(url)):
+        what = "is the memory of this process, and lost with it" if is_in_memory else "is not a URL"
         yield ConfigError(
-            f"trainer.checkpoint_url={url!r} is not a URL.",
+            f"trainer.checkpoint_url={url!r} {what}.",
             remedy="Give protocol://place, such as s3://bucket/runs/x or file:///mnt/backup/x.",
             key="trainer.checkpoint_url",
         )

@@ -34,6 +34,12 @@ def user_path(text: str, *, key: str = "") -> Path:
     return path
 
 
+def is_storage_url(text: str) -> bool:
+    """Whether a text has the form of a URL of storage: a protocol and a place."""
+    protocol, _, place = text.partition("://")
+    return bool(protocol and place.strip("/"))
+
+
 def _shown(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:100]}...{text[-20:]}"
 

@@ -53,6 +53,7 @@ class Loop:
         self._step_seconds: float | None = None
         self._evaluation_seconds: float | None = None
         self._abandoned = ""
+        self._is_restoring = False  # during which a stop may use all its time except that of a checkpoint
         self._evaluated = (0, 0)
         self._has_begun = self._is_ended = False
         self._diagnosis = Diagnosis()
@@ -83,6 +84,8 @@ class Loop:
                     self._surviving(self._save_and_finish)
                     if self.saved.step == self._step:
                         raise NewPlan
+            if self._run.stop.signal is not None and self._run.trainer.save_every:
+                self._surviving(self._save_and_finish)  # what a recovery has restored after the signal
         return self.outcome
 
     @property
@@ -100,10 +103,15 @@ class Loop:
         try:
             yield
             self.saved.complete()
-        except Abandoned:
-            is_evaluating = self._unlogged is not None
+        except Abandoned as abandoned:
+            is_evaluating, survival = self._unlogged is not None, self._run.survival
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
-            if self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
+            if self._is_restoring and survival is not None:  # the state is incomplete
+                self._abandoned = "the recovery from a fault"
+                with suppress(HybridflowError):
+                    self.saved.end(abandoned)
+                survival.ended()
+            elif self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
                 self.save()
             self.saved.complete()
         except BaseException as error:
@@ -215,7 +223,11 @@ class Loop:
             logger.warning("the batch of step %d is left out", at + 1)
         self._ahead.after_fault()
         try:
-            self._restore(survival)
+            with self._run.stop.abandonable(lambda: True, usual_seconds=None):
+                self._is_restoring = True
+                self._run.stop.check()
+                self._restore(survival)
+                self._is_restoring = False
         except NoRoom as lost:
             with suppress(HybridflowError):
                 if survival.is_kept:  # the trained models are on other nodes
@@ -371,7 +383,8 @@ class Loop:
 
     def _how_it_stopped(self) -> Stopped | None:
         asked, trainer = self._run.stop.signal, self._run.trainer
-        if asked is None or (self._step == trainer.total_steps and self._unlogged is None):
+        is_over = self._step == trainer.total_steps and self._unlogged is None and not self._is_restoring
+        if asked is None or is_over:
             return None
         return Stopped(asked.name, self.saved.step, self._abandoned)
 

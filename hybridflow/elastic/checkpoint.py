@@ -9,14 +9,13 @@ from pathlib import Path
 from hybridflow.elastic import driver_state as json_state
 from hybridflow.elastic.claim import is_held
 from hybridflow.elastic.faults import fault_point
-from hybridflow.elastic.manifest import MANIFEST, Manifest, Parts, verify, write_manifest
+from hybridflow.elastic.manifest import DRIVER_STATE, MANIFEST, Manifest, Parts, verify, write_manifest
 from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.storage import delete, settle, write_aside
 from hybridflow.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-DRIVER_STATE = "driver.json"
 _STEP = re.compile(r"step_(\d+)")
 
 
@@ -104,7 +103,7 @@ class CheckpointStore:
             inside = steps_below(path) or steps_below(path / "checkpoints") or steps_below(path.parent) or self.paths()
             raise CheckpointError(found, remedy=f"{advice}. Nearest: {inside[-1]}." if inside else f"{advice}.")
         checkpoint = Checkpoint(path, verify(path))
-        step, named, saved = checkpoint.step, _STEP.fullmatch(path.name), checkpoint.driver_state().get("step")
+        step, named, saved = checkpoint.step, _STEP.fullmatch(path.name), _saved_state(path).get("step")
         for what, found in (("its name", int(named[1]) if named else step), (DRIVER_STATE, saved)):
             if found != step:
                 raise CheckpointError(
@@ -181,7 +180,7 @@ def _saved_state(path: Path) -> dict[str, object]:
     """The driver's state in a checkpoint, without verifying it; empty if it cannot be read."""
     try:
         found = json_state.loads((path / DRIVER_STATE).read_text())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -12,6 +12,7 @@ from hybridflow.errors import CheckpointError
 from hybridflow.parallel.file_records import FileRecord, files_below, record_files
 
 MANIFEST = "manifest.json"
+DRIVER_STATE = "driver.json"
 FORMAT = 2
 
 Parts = Mapping[str, Mapping[str, FileRecord]]
@@ -89,6 +90,8 @@ def parsed_manifest(text: str, place: str) -> Manifest:
             raise ValueError("its text is not as it was written")
         if type(manifest.step) is not int or manifest.step < 0:
             raise ValueError(f"step is {manifest.step!r}, not a number of steps")
+        if not manifest.parts or DRIVER_STATE not in manifest.files:
+            raise ValueError("it lists no role" if not manifest.parts else f"it does not list {DRIVER_STATE}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, error) from error
     return manifest

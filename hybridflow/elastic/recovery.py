@@ -3,7 +3,9 @@
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hybridflow.config.paths import user_path
 from hybridflow.config.stored_inputs import INPUTS_FOLDER, names
@@ -34,43 +36,51 @@ def resolve_resume(
     total_steps: int,
     remote: RemoteCheckpoints | None = None,
     *,
+    check: Callable[[Checkpoint], object] = lambda checkpoint: None,
     only_described_in: Path | None = None,
 ) -> Checkpoint | None:
     """The checkpoint selected by `trainer.resume`: auto (the newest intact one), never (none), or a path.
 
-    With auto, a later checkpoint of `remote` is copied to the store or, with `only_described_in`, only its manifest and
-    driver's state to that directory. Raises `CheckpointError` if the checkpoint has more than `total_steps` steps or,
-    unless `resume` is auto, if `remote` has later checkpoints, from which the run would resume next time; and
-    `ResourceError` if the checkpoints' directory is a broken symbolic link, for instance to a disk that is not mounted.
+    With auto, a later checkpoint of `remote` is copied to the store, after `check` has accepted its manifest and the
+    driver's state; with `only_described_in`, only these two are copied, to that directory. Raises `CheckpointError` if
+    the checkpoint has more than `total_steps` steps or, unless `resume` is auto, if `remote` has later checkpoints,
+    from which the run would resume next time; and `ResourceError` if the checkpoints' directory is a broken symbolic
+    link, for instance to a disk that is not mounted.
     """
     checkpoint = _own_checkpoint(resume, store)
     own_step = checkpoint.step if checkpoint is not None and store.is_own(checkpoint.path) else 0
-    if remote is not None and resume == "auto":
-        newer = (
-            remote.newer(store, than=own_step)
-            if only_described_in is None
-            else remote.newer_described(only_described_in, than=own_step)
-        )
-        checkpoint = newer or checkpoint
-    elif remote is not None and (later := [step for step in remote.complete() if step > own_step]):
+    if remote is not None and resume != "auto" and (later := [step for step in remote.complete() if step > own_step]):
         raise CheckpointError(
             f"trainer.resume={resume}, but trainer.checkpoint_url={remote.url} has checkpoints of later steps, up to"
             f" {later[-1]}, from which the run would resume after an interruption.",
             remedy="Use another trainer.checkpoint_url, or delete these checkpoints.",
         )
-    if checkpoint is not None and checkpoint.step > total_steps:
-        is_there = remote is not None and checkpoint.path == only_described_in
-        place = remote.place(checkpoint.step) if remote is not None and is_there else checkpoint.path
-        beyond = f"{place} is at step {checkpoint.step}, beyond trainer.total_steps={total_steps}."
-        held = f"{store.run_dir} already holds a trained run (step {checkpoint.step}), so trainer.total_steps=0 cannot"
+    if remote is not None and resume == "auto":
+        with TemporaryDirectory() as folder:
+            newer = remote.newer_described(only_described_in or Path(folder), than=own_step)
+            if newer is not None:
+                _check_length(newer.step, remote.place(newer.step), store, total_steps)
+                check(newer)
+        if newer is not None and only_described_in is None:
+            newer = remote.newer(store, than=own_step)
+        checkpoint = newer or checkpoint
+    if checkpoint is not None:
+        _check_length(checkpoint.step, checkpoint.path, store, total_steps)
+    return checkpoint
+
+
+def _check_length(step: int, place: str | Path, store: CheckpointStore, total_steps: int) -> None:
+    """Raises `CheckpointError` if a checkpoint has more than `total_steps` steps."""
+    if step > total_steps:
+        beyond = f"{place} is at step {step}, beyond trainer.total_steps={total_steps}."
+        held = f"{store.run_dir} already holds a trained run (step {step}), so trainer.total_steps=0 cannot"
         raise CheckpointError(
             beyond if total_steps else f"{held} start there.",
-            remedy=f"Set trainer.total_steps above {checkpoint.step}, or trainer.resume=never to start over."
+            remedy=f"Set trainer.total_steps above {step}, or trainer.resume=never to start over."
             if total_steps
             else f"To evaluate it: hybridflow evaluate {store.run_dir}. To evaluate the untrained model:"
             " trainer.experiment=NAME.",
         )
-    return checkpoint
 
 
 def _own_checkpoint(resume: str, store: CheckpointStore) -> Checkpoint | None:

@@ -11,19 +11,24 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from fsspec import available_protocols
 from fsspec.core import url_to_fs
 
 from hybridflow.config.loop import Trainer
-from hybridflow.elastic.checkpoint import DRIVER_STATE, Checkpoint, CheckpointStore, evaluation_of, saved_config
-from hybridflow.elastic.manifest import MANIFEST, Manifest, parsed_manifest
+from hybridflow.config.paths import is_storage_url
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, evaluation_of, saved_config
+from hybridflow.elastic.manifest import DRIVER_STATE, MANIFEST, Manifest, parsed_manifest
 from hybridflow.elastic.storage import delete, write_aside
 from hybridflow.errors import CheckpointError, HybridflowError
-from hybridflow.observability.redaction import redacted_text
-from hybridflow.parallel.file_records import in_threads
+from hybridflow.observability.redaction import redacted_text, without_login
+from hybridflow.parallel.file_records import in_threads, record_files
 
 logger = logging.getLogger(__name__)
 
 _STEP = re.compile(r"step_(\d+)")
+_LOCAL = ("file", "local")
+"""Protocols of directories on this machine."""
+
 _THREADS = 8
 """Number of files that are copied at the same time; the packages for the protocols copy large ones in several parts."""
 
@@ -40,13 +45,20 @@ class RemoteCheckpoints:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        self._protocol = self.url.partition("://")[0]
         with self._explained("cannot be used"):
-            options = {"auto_mkdir": True} if url.startswith(("file:", "local:")) else {}
+            options = {"auto_mkdir": True} if self._protocol in _LOCAL else {}
             self._files, self._root = url_to_fs(self.url, use_listings_cache=False, **options)
 
     def check(self) -> None:
-        """Writes a small file and deletes it; raises `CheckpointError` if that is not possible."""
-        target = f"{self._root}/.hybridflow-check"
+        """Writes a small file and deletes it; raises `CheckpointError` if that is not possible.
+
+        Creates no directory: if one does not exist on this machine, writes to the nearest parent that does.
+        """
+        place = self._root
+        while self._protocol in _LOCAL and not Path(place).exists():
+            place = str(Path(place).parent)
+        target = f"{place}/.hybridflow-check"
         with self._explained("cannot be written to"), tempfile.NamedTemporaryFile() as file:
             self._files.put_file(file.name, target)
             self._files.rm_file(target)
@@ -119,9 +131,18 @@ class RemoteCheckpoints:
         return None
 
     def newer_described(self, directory: Path, *, than: int) -> Checkpoint | None:
-        """The newest checkpoint after a step, as `described` returns it; None if there is none."""
-        steps = [step for step in self.complete() if step > than]
-        return self.described(steps[-1], directory) if steps else None
+        """The newest checkpoint after a step, as `described` returns it; None if there is none.
+
+        Skips those whose driver's state is damaged with a warning; does not see other damage.
+        """
+        for step, manifest in reversed(self.complete().items()):
+            if step <= than:
+                break
+            described = self.described(step, directory)
+            if record_files(directory, [DRIVER_STATE])[DRIVER_STATE] == manifest.files[DRIVER_STATE]:
+                return described
+            logger.warning("checkpoint=%s is skipped: its %s is damaged", self.place(step), DRIVER_STATE)
+        return None
 
     def described(self, step: int, directory: Path) -> Checkpoint:
         """A checkpoint of which only the manifest and the driver's state are copied, to `directory`."""
@@ -193,16 +214,26 @@ class RemoteCheckpoints:
         except HybridflowError:
             raise
         except Exception as error:
-            why = redacted_text(" ".join(str(error).split())) or "no reason is given"
+            why = redacted_text(without_login(" ".join(str(error).split()), self.url)) or "no reason is given"
             raise CheckpointError(
                 f"trainer.checkpoint_url={redacted_text(self.url)} {what}: {type(error).__name__}: {why}.",
-                remedy="Check the URL, that its bucket or directory exists, and that this process has credentials that"
-                " may read, write and delete there (for s3://, AWS_ACCESS_KEY_ID and the other variables and files that"
-                " the aws command reads).",
+                remedy=self._remedy,
             ) from error
+
+    @property
+    def _remedy(self) -> str:
+        if self._protocol in _LOCAL:
+            return "Check the path, and that this process may read, write and delete there."
+        if self._protocol not in available_protocols():
+            return "Use a protocol that fsspec knows, such as s3://bucket/runs/x or file:///mnt/backup/x."
+        aws = " (AWS_ACCESS_KEY_ID and the other variables and files that the aws command reads)"
+        return (
+            "Check the URL, that its bucket or directory exists, and that this process has credentials that may read,"
+            f" write and delete there{aws if self._protocol in ('s3', 's3a') else ''}."
+        )
 
 
 def remote_checkpoints(trainer: Trainer) -> RemoteCheckpoints | None:
-    """The checkpoints at `trainer.checkpoint_url`; None without one, and for a run that does not train."""
+    """The checkpoints at `trainer.checkpoint_url`; None without a valid one, and for a run that does not train."""
     url = trainer.checkpoint_url if trainer.total_steps else None
-    return None if url is None else RemoteCheckpoints(url)
+    return RemoteCheckpoints(url) if url is not None and is_storage_url(url) else None

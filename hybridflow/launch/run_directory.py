@@ -3,8 +3,8 @@
 import logging
 import os
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,8 +13,8 @@ from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, hold, release
 from hybridflow.elastic.compatibility import Fingerprints
 from hybridflow.elastic.recovery import CONFIG_FILE, holds_run, keep_inputs, resolve_resume, set_aside, set_later_aside
-from hybridflow.elastic.remote import remote_checkpoints
-from hybridflow.errors import ResourceError
+from hybridflow.elastic.remote import RemoteCheckpoints, remote_checkpoints
+from hybridflow.errors import CheckpointError, ResourceError
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.plan.plan import RunPlan
@@ -107,9 +107,10 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
     start = "begins at step 1" if trainer.total_steps else "evaluates the model without training"
     with TemporaryDirectory() as folder:
         described = Path(folder)
-        checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps, remote, only_described_in=described)
-        if checkpoint is not None and data is not None:
-            check_resumable(checkpoint, plan, data, fingerprints(plan))
+        with _with_url_in_remedies(remote):
+            checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps, remote, only_described_in=described)
+            if checkpoint is not None and data is not None:
+                check_resumable(checkpoint, plan, data, fingerprints(plan))
     is_there = remote is not None and checkpoint is not None and checkpoint.path == described
     if checkpoint is not None:
         place = remote.place(checkpoint.step) if remote is not None and is_there else checkpoint.path
@@ -121,19 +122,40 @@ def start_in_words(plan: RunPlan, data: RunData | None) -> str:
     return f"{start}; the earlier run in {directory} is moved aside"
 
 
+@contextmanager
+def _with_url_in_remedies(remote: RemoteCheckpoints | None) -> Iterator[None]:
+    """Adds to the remedy `trainer.resume=never` of an error that it also needs another URL, if the run has one."""
+    try:
+        yield
+    except CheckpointError as error:
+        for each in (error, *error.further):
+            if remote is not None and "trainer.resume=never" in each.remedy:
+                each.remedy += f" With trainer.resume=never, also use another trainer.checkpoint_url: {remote.url} has"
+                each.remedy += " checkpoints of the earlier run."
+        raise
+
+
 def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerprints) -> Checkpoint | None:
     trainer, directory = plan.config.trainer, earlier.directory
     store, remote = CheckpointStore(directory), remote_checkpoints(trainer)
     store.settle()
     if remote is not None:
         remote.check()
-    checkpoint = resolve_resume(trainer.resume, store, trainer.total_steps, remote)
+    with _with_url_in_remedies(remote):
+        checkpoint = resolve_resume(
+            trainer.resume,
+            store,
+            trainer.total_steps,
+            remote,
+            check=lambda described: check_resumable(described, plan, data, inputs),
+        )
     if is_unrecorded(directory):
         logger.warning("run_dir=%s: the earlier run here failed: %s", directory, UNRECORDED.said.partition(". What")[0])
     changes = Changes()
     if checkpoint is not None:
         hold(checkpoint.path)
-        changes = check_resumable(checkpoint, plan, data, inputs)
+        with _with_url_in_remedies(remote):
+            changes = check_resumable(checkpoint, plan, data, inputs)
         if checkpoint.step == trainer.total_steps:
             logger.warning("checkpoint=%s has all of trainer.total_steps=%d: raise it to continue, or set"
                            " trainer.resume=never to start over", checkpoint.path, checkpoint.step)  # fmt: skip

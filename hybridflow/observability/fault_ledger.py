@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hybridflow.errors import ResourceError
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.jsonlines import Json, JsonLinesFile, read_rows
 
@@ -12,6 +13,9 @@ logger = logging.getLogger(__name__)
 
 FAULTS_FILE = "faults.jsonl"
 """The file with a line for each fault that a run has survived, or that ended it."""
+
+_MOST_SECONDS = 1e12
+"""Larger costs are not times; neither is NaN, which JSON readers accept."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,10 @@ def append_faults(ledger: Path, faults: Sequence[Mapping[str, Json]], outcome: M
         for fault in faults:
             file.append({**fault, **outcome})
         file.close()
-    except OSError as error:  # the fault itself may be a full disk, or a run directory that no longer exists
+    except (
+        OSError,
+        ResourceError,
+    ) as error:  # the fault itself may be a full disk, or a run directory that no longer exists
         logger.warning("file=%s cannot be written: %s", ledger, error)
 
 
@@ -92,5 +99,5 @@ def _fault(step: int, row: dict[str, Json]) -> Fault:
         pools=str(row.get("pools", "")),
         plan=str(row.get("plan", "")),
         resumed_step=resumed if isinstance(resumed, int) else None,
-        cost_seconds=float(cost) if isinstance(cost, int | float) else 0.0,
+        cost_seconds=float(cost) if isinstance(cost, int | float) and 0 <= cost < _MOST_SECONDS else 0.0,
     )

@@ -15,6 +15,8 @@ from hybridflow.observability.full_disk import why_full
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 16
+_MOST_STEPS = 1 << 53
+"""Larger numbers are not steps: JSON readers round them."""
 
 _warned: set[tuple[Path, int]] = set()
 """The lines about which `read_rows` has warned."""
@@ -30,6 +32,12 @@ class JsonLinesFile:
     """
 
     def __init__(self, path: Path) -> None:
+        if path.is_dir() or path.is_fifo() or path.is_socket():  # opening a FIFO would wait for a reader
+            kind = "directory" if path.is_dir() else "FIFO or a socket"
+            raise ResourceError(
+                f"'{path}' is a {kind}; the run writes a file there.",
+                remedy="Move it away, or use another trainer.run_dir.",
+            )
         self.path = path
         self._file = path.open("ab", buffering=0)
 
@@ -86,11 +94,11 @@ class JsonLinesFile:
 
 
 def read_rows(path: Path, *, up_to: float = math.inf) -> Iterator[tuple[int, dict[str, Json]]]:
-    """The steps and the objects of a file, up to a step, in order; none if it does not exist.
+    """The steps and the objects of a file, up to a step, in order; none if it does not exist or is not a file.
 
     A torn last line is skipped; other lines that are not JSON objects with a `step` are skipped, with one warning each.
     """
-    if not path.exists():
+    if not path.is_file():
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -135,9 +143,10 @@ def _parsed(line: bytes) -> tuple[int, dict[str, Json]] | None:
     """The step of a line and its object; None for other lines."""
     try:
         row = json.loads(line)
-        return int(row["step"]), row
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        step = row["step"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return (step, row) if type(step) is int and 0 <= step < _MOST_STEPS else None
 
 
 def _finite(value: Json) -> Json:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 REDACTED = "***"
 
@@ -107,6 +107,15 @@ def redacted_text(text: str) -> str:
     """
     parts = _SAMPLE.split(text)
     return redacted_sample("".join(part if at % 2 else _without_named(part) for at, part in enumerate(parts)))
+
+
+def without_login(text: str, url: str) -> str:
+    """A text without the user name and the password of an address, which errors may quote without the protocol."""
+    found = _USER.match(url)
+    login = "" if found is None else found[0].removeprefix(found[1]).rstrip("@")
+    for part in (login, unquote(login), login.partition(":")[2], unquote(login.partition(":")[2])):
+        text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", REDACTED, text) if part else text
+    return text
 
 
 def redacted_sample(text: str) -> str:

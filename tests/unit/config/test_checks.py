@@ -28,6 +28,8 @@ CONFLICTS = [
     ({"algorithm.kl.estimator": "k4"}, "algorithm.kl.estimator=k4 is unknown", "Choose from: k1, kl, abs"),
     ({"algorithm.kl.estimator": "k3++"}, "algorithm.kl.estimator=k3++ is unknown", "Did you mean 'k3+'?"),
     ({"model.path": None}, "model.path is empty", "builtin:calculator"),
+    ({"trainer.checkpoint_url": "s3:///"}, "trainer.checkpoint_url='s3:///' is not a URL", "s3://bucket/runs/x"),
+    ({"trainer.checkpoint_url": "memory://x"}, "is the memory of this process, and lost", "s3://bucket/runs/x"),
     ({"trainer.experiment": "../../x"}, "trainer.experiment=../../x is a path", "use trainer.run_dir"),
     ({"trainer.experiment": "a\\b"}, "is a path", "a plain name"),
     ({"trainer.experiment": ".."}, "trainer.experiment=.. is not a name", "a plain name"),

@@ -93,6 +93,18 @@ def test_a_cluster_that_refuses_is_told_with_the_settings_of_its_tokens(monkeypa
     assert ("RAY_AUTH_MODE=token" in caught.value.remedy and "~/.ray/auth_token" in caught.value.remedy) == is_reported
 
 
+@pytest.mark.parametrize("said", ["The current node timed out during startup. This could happen ...", ""])
+def test_a_ray_that_does_not_start_is_an_error_with_a_remedy(monkeypatch, said):
+    def late(**settings: object) -> None:
+        raise Exception(said)
+
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(ResourceError, match=f"Ray: it could not start here: {said or 'Exception'}") as caught:
+        _initialized("local")
+    assert "see Ray's logs (/tmp/ray/session_latest/logs)" in caught.value.remedy
+    assert "trainer.backend=local" in caught.value.remedy
+
+
 def test_a_terminal_that_is_closed_while_ray_starts_stops_the_run(monkeypatch):
     def closed(**settings: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray's start replaces the handler

@@ -147,6 +147,26 @@ def test_a_step_that_is_not_the_same_everywhere_is_refused(wrong, what, tmp_path
     assert store.latest() is None
 
 
+@pytest.mark.parametrize("state", ["[]", "null", "{", '{"__bytes__": 5}', "\udcff", None])
+def test_a_checkpoint_without_the_drivers_state_is_passed_over_even_if_its_manifest_fits(state, tmp_path, caplog):
+    store = store_with(tmp_path, 1, 2)
+    path, names = store.paths()[1], ["actor/weights.bin", "driver.json"]
+    if state is None:
+        (path / names.pop()).unlink()
+    else:
+        (path / "driver.json").write_bytes(state.encode(errors="surrogateescape"))
+    forge(path, files={name: asdict(record) for name, record in record_files(path, names).items()})
+    assert latest_step(store) == 1
+    assert "is damaged: " in caplog.text and "driver.json" in caplog.text
+
+
+@pytest.mark.parametrize("empty", [{"parts": []}, {"parts": [], "files": {}}, {"files": {}}])
+def test_a_checkpoint_of_nothing_is_not_intact(empty, tmp_path):
+    store = store_with(tmp_path, 1, 2)
+    forge(store.paths()[1], **empty)
+    assert latest_step(store) == 1 and store.newest_whole() == store.paths()[0]
+
+
 def test_a_checkpoint_under_a_name_of_its_own_is_taken(tmp_path):
     store = store_with(tmp_path, 14)
     assert store.open(store.paths()[0].rename(tmp_path / "best")).step == 14

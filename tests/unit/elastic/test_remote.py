@@ -8,12 +8,14 @@ from threading import Lock
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
+from hybridflow.config.loop import Trainer
 from hybridflow.elastic import mirror
-from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.recovery import resolve_resume
-from hybridflow.elastic.remote import RemoteCheckpoints
+from hybridflow.elastic.remote import RemoteCheckpoints, remote_checkpoints
 from hybridflow.elastic.retention import Retention
 from hybridflow.errors import CheckpointError, ResourceError
 from hybridflow.parallel.file_records import record_files
@@ -80,6 +82,28 @@ def test_the_newest_checkpoint_at_a_url_is_copied_as_it_was(tmp_path, url):
     assert list(remote.complete()) == [8, 9]
 
 
+def test_the_check_of_a_url_leaves_nothing_behind(tmp_path):
+    for folder in (tmp_path, tmp_path / "remote"):
+        folder.mkdir(exist_ok=True)
+        RemoteCheckpoints(f"file://{tmp_path}/remote/runs/x").check()
+        assert not list(folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [("file:///proc/run", "Check the path,"), ("foo://run", "Use a protocol that"), ("zip://run", "Check the URL,")],
+)
+def test_a_url_that_cannot_be_used_has_the_remedy_of_its_protocol(url, remedy):
+    with pytest.raises(CheckpointError, match=f"trainer.checkpoint_url={url} cannot be") as caught:
+        RemoteCheckpoints(url).check()
+    assert caught.value.remedy.startswith(remedy) and "AWS" not in caught.value.remedy
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///", "runs/x", "://x"])
+def test_a_text_that_is_no_url_has_no_checkpoints_so_that_only_the_configuration_is_wrong(url):
+    assert remote_checkpoints(Trainer(checkpoint_url=url)) is None
+
+
 def test_an_upload_that_fails_anywhere_leaves_no_checkpoint_or_a_complete_one(tmp_path, failures):
     store, remote = store_with(tmp_path, 1, 2), remote_of(tmp_path)
     upload(remote, store, 1)
@@ -93,7 +117,7 @@ def test_an_upload_that_fails_anywhere_leaves_no_checkpoint_or_a_complete_one(tm
         except CheckpointError as error:
             is_whole = False
             assert "Access denied" in error.message or "None bytes there" in error.message
-            assert "has credentials" in error.remedy
+            assert "may read, write and delete there" in error.remedy and "AWS" not in error.remedy
         failures.left = 1 << 30
         for step in remote.complete():
             fresh = CheckpointStore(tmp_path / f"fresh_{most}_{step}")
@@ -122,7 +146,7 @@ def test_a_checkpoint_at_a_url_writes_nothing_outside_its_own_directory(tmp_path
     store, remote = store_with(tmp_path, 1), remote_of(tmp_path)
     upload(remote, store, 1)
     record = {"bytes": 4, "sha256": "0" * 64}
-    forge(tmp_path / "remote" / "step_1", files={"actor/x": record, "../../../evil": record})
+    forge(tmp_path / "remote" / "step_1", files={"actor/x": record, "driver.json": record, "../../../evil": record})
     (tmp_path / "evil").write_text("evil")
     assert remote.newer(CheckpointStore(tmp_path / "a" / "b"), than=0) is None
     assert "its manifest has the file '../../../evil'" in caplog.text
@@ -140,6 +164,17 @@ def test_a_run_does_not_begin_at_an_earlier_step_because_of_the_connection(tmp_p
         resolve_resume("auto", CheckpointStore(tmp_path / "new"), 9, remote)
 
 
+def test_an_error_names_no_password_that_it_quotes_without_the_protocol(monkeypatch):
+    remote = RemoteCheckpoints("memory://user:s3cr3t%2Fpw@bucket/run")
+
+    def refused(*args, **kwargs):
+        raise ValueError('Invalid bucket name "user:s3cr3t/pw@bucket", s3cr3t%2Fpw@bucket')
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", refused)
+    with pytest.raises(CheckpointError, match=r'memory://\*\*\*@bucket/run .* name "\*\*\*@bucket", \*\*\*@bucket\.'):
+        remote.complete()
+
+
 def test_a_later_checkpoint_here_is_preferred_and_one_beyond_the_last_step_is_refused(tmp_path):
     store, remote = store_with(tmp_path, 1, 2), remote_of(tmp_path)
     upload(remote, store, 1)
@@ -147,8 +182,26 @@ def test_a_later_checkpoint_here_is_preferred_and_one_beyond_the_last_step_is_re
     assert found is not None and found.path == store.directory / "step_2"
     upload(remote, store, 2)
     described = tmp_path / "described"
-    with pytest.raises(CheckpointError, match=f"{remote.url}/step_2 is at step 2, beyond trainer.total_steps=1"):
-        resolve_resume("auto", CheckpointStore(tmp_path / "new"), 1, remote, only_described_in=described)
+    for where in (described, None):
+        with pytest.raises(CheckpointError, match=f"{remote.url}/step_2 is at step 2, beyond trainer.total_steps=1"):
+            resolve_resume("auto", CheckpointStore(tmp_path / "new"), 1, remote, only_described_in=where)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_checkpoint_at_a_url_is_checked_before_it_is_copied_and_damaged_settings_are_passed_over(tmp_path, caplog):
+    store, remote = store_with(tmp_path, 1, 2), remote_of(tmp_path)
+    for step in (1, 2):
+        upload(remote, store, step)
+    (tmp_path / "remote" / "step_2" / "driver.json").write_text("{")
+    new, checked = CheckpointStore(tmp_path / "new"), []
+
+    def check(checkpoint: Checkpoint) -> None:
+        checked.append(checkpoint.driver_state()["step"])
+        assert not new.run_dir.exists()
+
+    found = resolve_resume("auto", new, 9, remote, check=check)
+    assert found is not None and found.path == new.directory / "step_1"
+    assert checked == [1] and "step_2 is skipped: its driver.json is damaged" in caplog.text
 
 
 def test_a_full_disk_while_a_checkpoint_is_copied_here_is_reported(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from hybridflow.elastic.claim import is_claimed
-from hybridflow.errors import ConfigError, ResourceError, WorkerError
+from hybridflow.errors import CheckpointError, ConfigError, ResourceError, WorkerError
 from hybridflow.launch import opened_run, reporting, run_directory
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.execute import execute
@@ -66,6 +66,17 @@ def test_a_dry_run_says_that_resuming_from_another_runs_checkpoint_moves_the_dir
     (words.folder / "thesis" / "thesis.tex").touch()
     with pytest.raises(ConfigError, match=r"contains files that are not a run's: thesis\.tex"):
         run_directory.start_in_words(replace(plan, run_dir=words.folder / "thesis"), checked_data(plan))
+
+
+def test_another_runs_checkpoint_at_a_url_is_refused_before_it_is_copied_and_a_remedy_works(words):
+    url = f"trainer.checkpoint_url=file://{words.folder}/remote"
+    words.run("first", "trainer.total_steps=2", url)
+    with pytest.raises(CheckpointError, match="trainer.seed") as caught:
+        words.prepared("second", "trainer.total_steps=2", "trainer.seed=9", url)
+    assert not (words.folder / "second" / "checkpoints").exists()
+    assert f"also use another trainer.checkpoint_url: file://{words.folder}/remote has" in caught.value.remedy
+    words.prepared("second", "trainer.seed=9", "trainer.resume=never", f"{url}2")
+    assert not (words.folder / "second.1").exists()
 
 
 def test_a_resume_that_fails_drops_no_row_after_its_checkpoint(words):

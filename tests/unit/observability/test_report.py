@@ -151,6 +151,13 @@ def test_faults_are_marked_on_the_curves_and_listed_with_their_cost(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("cost", ["NaN", "Infinity", "-1e300", "1" + "0" * 400, '"16"', "[]"])
+def test_a_cost_that_is_no_time_does_not_keep_the_report_from_being_written(tmp_path, cost):
+    row = f'{{"step": 19, "kind": "process", "fault": "WorkerDied", "resumed_step": 10, "cost_seconds": {cost}}}'
+    (_run_dir(tmp_path) / "faults.jsonl").write_text(row + "\n")
+    assert "continued after step 10, 9 steps back" in write_report(tmp_path).read_text()
+
+
 def test_a_fault_after_which_the_devices_changed_names_the_new_plan(tmp_path):
     lost = {"step": 7, "kind": "lost_node", "pools": "main", "plan": "8 devices instead of 16", "resumed_step": 6}
     (tmp_path / "faults.jsonl").write_text(json.dumps(lost) + "\n")

@@ -3,6 +3,7 @@
 import errno
 import json
 import logging
+import os
 import sys
 from contextlib import closing
 from io import StringIO
@@ -14,6 +15,7 @@ from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.event_file_writer import AtomicCounter
 
 from hybridflow.errors import MissingExtraError, ResourceError
+from hybridflow.observability.jsonlines import read_rows
 from hybridflow.observability.progress import Progress
 from hybridflow.observability.samples import Sample
 from hybridflow.observability.trackers.console import ConsoleTracker
@@ -106,6 +108,60 @@ def test_a_rewound_tracker_drops_later_steps(tmp_path, make, values, monkeypatch
         assert [row["step"] for row in _lines(tmp_path / "samples.jsonl")] == list(range(1, 6))
         JsonlTracker(_run(tmp_path)).log(1, {"x": 2.0})  # a new run sets the files of the old one aside
         assert _jsonl_values(tmp_path) == [(1, 2.0)] and len(_lines(tmp_path / "metrics.1.jsonl")) == 6
+
+
+def _resumed_messages(tmp_path, caplog, *, after):
+    caplog.clear()
+    resumed = JsonlTracker(_run(tmp_path, resume_after=after))
+    with caplog.at_level(logging.WARNING):
+        resumed.rewind(after, is_unlogged=False)
+        resumed.log(after + 1, {"x": 1.0})
+        resumed.rewind(after, is_unlogged=False)  # after a fault: it is not said again
+    resumed.close()
+    return caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([0, 1, 2, 3, 4, 5], ""),
+        ([1, 2, 3, 4], ""),  # without an evaluation before the first step
+        ([3, 4], ""),  # a run that began from a checkpoint of another
+        ([0, 1, 2, 4], "has no row of step 3: "),
+        ([0, 4], "has no row of 3 steps (1 to 3): "),
+        ([], "has no row of 4 steps (1 to 4): "),
+        ([0, 1, 2, 2, 3, 4], "repeats step 2: "),
+        ([0, 1, 1, "2", 3], "has no row of 2 steps (2 to 4) and repeats step 1: "),
+        ([0, 1, 2, 3, True, -4, 1 << 60], "has no row of step 4: "),
+    ],
+)
+def test_a_resume_says_once_which_steps_before_it_lack_a_row_or_have_several(tmp_path, caplog, steps, said):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps({'step': step})}\n" for step in steps))
+    messages = _resumed_messages(tmp_path, caplog, after=4)
+    assert len(messages) == bool(said) and all(f"file={path} {said}" in each for each in messages)
+
+
+def test_a_resume_without_a_metrics_file_says_so_unless_its_directory_is_new(tmp_path, caplog):
+    assert not _resumed_messages(tmp_path / "new", caplog, after=4)
+    (tmp_path / "new" / "metrics.jsonl").unlink()
+    [said] = _resumed_messages(tmp_path / "new", caplog, after=4)
+    assert "has no row of 4 steps (1 to 4)" in said
+
+
+@pytest.mark.parametrize(("name", "said"), [("metrics.jsonl", "is a directory"), ("tensorboard", "FileExistsError")])
+def test_what_is_in_place_of_a_trackers_files_is_named(tmp_path, name, said):
+    (tmp_path / name).mkdir() if name == "metrics.jsonl" else (tmp_path / name).touch()
+    with pytest.raises(ResourceError, match=said) as caught:
+        make_trackers(["jsonl", "tensorboard"], _run(tmp_path))
+    assert name in caught.value.message and "or use another trainer.run_dir" in caught.value.remedy
+
+
+def test_a_fifo_in_place_of_a_file_is_an_error_and_not_a_wait(tmp_path):
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(ResourceError, match="is a FIFO or a socket"):
+        JsonlTracker(_run(tmp_path, resume_after=4))
+    assert list(read_rows(tmp_path / "metrics.jsonl")) == []
 
 
 def test_the_console_shows_evaluation_prompts_before_and_now(tmp_path):

@@ -213,6 +213,7 @@ class RayBackend:
         """Returns once each process of these pools has started or ended; raises as `respawn`."""
         while True:
             self._watch.ask_for_signs_of_life(seconds=_START_LOOK_SECONDS)
+            self._while_waiting()
             waited, room = time.monotonic() - began, self._room_timeout_seconds
             missing = {
                 placed.hosts[0].pool: ranks

@@ -49,6 +49,7 @@ _SETTINGS_FRAME = 4
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 60.0
 _TOKEN = " (a cluster with tokens: set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token)"
+_LOGS = "/tmp/ray/session_latest/logs"
 _VITAL = ("gcs_server", "raylet")
 
 
@@ -288,15 +289,15 @@ def _initialized(
                 logging_level=logging.ERROR,
                 log_to_driver=True,
             )
-    except (ConnectionError, RuntimeError, OSError) as error:
-        what = "it could not start here"
+    except Exception as error:
+        what, first = "it could not start here", f"Start the run again. If that fails too, see Ray's logs ({_LOGS})"
         if address != "local":
             where = f"at {RAY_ADDRESS}={address}" if address else "on this machine"
-            what = f"no cluster can be joined {where}"
+            what, first = f"no cluster can be joined {where}", "Fix what Ray reports"
         token = "" if address == "local" or os.environ.get("RAY_AUTH_MODE") else _TOKEN
+        said = [*str(error).strip().splitlines(), type(error).__name__][0]
         raise ResourceError(
-            f"Ray: {what}: {str(error).strip().splitlines()[0]}",
-            remedy=f"Fix what Ray reports{token}, or use one device without Ray: trainer.backend=local.",
+            f"Ray: {what}: {said}", remedy=f"{first}{token}, or use one device without Ray: trainer.backend=local."
         ) from error
 
 

@@ -1,5 +1,6 @@
 """The texts of scripts and manifests."""
 
+import shlex
 from collections.abc import Mapping
 
 import yaml
@@ -16,7 +17,7 @@ def merged(content: Mapping[str, object], more: Mapping[str, object]) -> dict[st
 
 def variable(name: str, text: str) -> str:
     """A variable of a shell script with a text as it is, which may have quotes and lines."""
-    return f"{name}=$(cat <<'END_OF_TEXT'\n{text}\nEND_OF_TEXT\n)"
+    return f"{name}={shlex.quote(text)}"
 
 
 class _Dumper(yaml.SafeDumper):

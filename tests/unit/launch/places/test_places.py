@@ -122,6 +122,19 @@ def test_the_batch_script_is_bash_and_keeps_the_words_of_the_command(desk, capsy
     assert shown == [*words, "it's me"]
 
 
+def test_no_text_leaves_its_quotes_in_a_script(desk, capsys):
+    escape = "a\nEND_OF_TEXT\n)\ntouch escaped #'"
+    text = printed(capsys, "--on", "slurm", "--directory", "/no/'END_OF_TEXT", *RUN, f'data.system_prompt="{escape}"')
+    task = printed(capsys, "--on", "skypilot", *shlex.split(PLACES["skypilot"]), *RUN, f'data.system_prompt="{escape}"')
+    for script in (each.partition("mapfile")[0] for each in (text, yaml.safe_load(task)["run"])):
+        shown = 'hybridflow() { printf "%s\\n" "${@: -1}"; }'
+        ran = subprocess.run(
+            ["bash"], input=f'{script}\n{shown}\neval "$run"', check=True, text=True, capture_output=True
+        )
+        assert ran.stdout == f'data.system_prompt="{escape}"\n'
+    assert not (desk / "escaped").exists()
+
+
 def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
     (desk / "cluster.yaml").write_text(
         "place: slurm\npartition: gpu\ntime: 04:00:00\nsetup: [module load cuda]\nenv: {A: 0123, B: no}\nrequeues: 0\n"

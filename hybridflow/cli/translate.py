@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
 from rich.console import Console
 
 from hybridflow.errors import ConfigError, Faults
@@ -116,12 +115,13 @@ def _save(file: Path, word: str, overrides: Sequence[str]) -> None:
     with ended_by_signals():
         from hybridflow.launch.compose.overrides import parse_overrides
         from hybridflow.launch.compose.run_files import COMMAND
+        from hybridflow.launch.compose.yaml_text import yaml_text
 
     typed = parse_overrides(overrides)
     content = {COMMAND: word, **typed.groups, **{setting.key: setting.value for setting in typed.settings}}
     try:
         with file.open("x", encoding="utf-8") as opened:
-            opened.write(yaml.safe_dump(content, sort_keys=False))
+            opened.write(yaml_text(content))
     except OSError as error:
         raise ConfigError(
             f"--save={file} could not be written: {error.strerror}.", remedy="Give a file in an existing directory."

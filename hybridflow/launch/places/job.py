@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
 
-import yaml
-
 from hybridflow.config.placement import Device
 from hybridflow.errors import ConfigError, Faults
 from hybridflow.launch.compose.command_line import parse_command_line
@@ -16,6 +14,7 @@ from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.overrides import Typed
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files
 from hybridflow.launch.compose.trainers import RUN, is_run_file, known_command, shown_name
+from hybridflow.launch.compose.yaml_text import yaml_text
 from hybridflow.launch.places.place import Place, PlaceKind
 from hybridflow.launch.rules.parallelism import parallelism_problems
 
@@ -78,7 +77,7 @@ class Job:
     def run_file(self) -> str:
         """One run file with all settings of the user."""
         settings = {setting.key: setting.value for setting in self.typed.settings}
-        return yaml.safe_dump({COMMAND: shown_name(self.trainer), **self.typed.groups, **settings}, sort_keys=False)
+        return yaml_text({COMMAND: shown_name(self.trainer), **self.typed.groups, **settings})
 
 
 def read_job(words: Sequence[str], place: Place) -> Job:

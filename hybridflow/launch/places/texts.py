@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Mapping
 
-import yaml
+from hybridflow.launch.compose.yaml_text import yaml_text
 
 
 def merged(content: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
@@ -20,20 +20,6 @@ def variable(name: str, text: str) -> str:
     return f"{name}={shlex.quote(text)}"
 
 
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and repeats what occurs twice."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
 def manifest_text(content: object) -> str:
     """A manifest as YAML."""
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000)
+    return yaml_text(content, has_blocks=True)

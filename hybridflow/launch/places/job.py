@@ -4,9 +4,8 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import normpath
 from pathlib import Path
-
-import yaml
 
 from hybridflow.config.placement import Device
 from hybridflow.errors import ConfigError, Faults
@@ -15,12 +14,16 @@ from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.overrides import Typed
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files
 from hybridflow.launch.compose.trainers import RUN, is_run_file, known_command, shown_name
+from hybridflow.launch.compose.yaml_text import yaml_text
 from hybridflow.launch.places.place import Place, PlaceKind
 from hybridflow.launch.rules.parallelism import parallelism_problems
 
 _SPARE_SECONDS = 60
 """Time after `trainer.stop_seconds` for the exit of the run and for the requeue; Slurm sends its notice up to 60 s
 early, never late."""
+
+_LONGEST_NOTICE = 65535
+"""The largest time of `sbatch --signal`, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Job:
     def run_file(self) -> str:
         """One run file with all settings of the user."""
         settings = {setting.key: setting.value for setting in self.typed.settings}
-        return yaml.safe_dump({COMMAND: shown_name(self.trainer), **self.typed.groups, **settings}, sort_keys=False)
+        return yaml_text({COMMAND: shown_name(self.trainer), **self.typed.groups, **settings})
 
 
 def read_job(words: Sequence[str], place: Place) -> Job:
@@ -108,6 +111,7 @@ def read_job(words: Sequence[str], place: Place) -> Job:
         stop_seconds=math.ceil(config.trainer.stop_seconds),
         run_dir=str(written) if written else str(Path("runs", config.trainer.experiment)),
     )
+    _check_notice(job, place)
     _check_run_dir(job, place)
     _check_files(job, place)
     return job
@@ -142,6 +146,23 @@ def _check_resume(resume: str, place: Place) -> None:
     )
 
 
+def _check_notice(job: Job, place: Place) -> None:
+    """Raises `ConfigError` if there is no time for the notice before the end of the job."""
+    if place.kind is PlaceKind.slurm and job.notice_seconds > _LONGEST_NOTICE:
+        raise ConfigError(
+            f"trainer.stop_seconds={job.stop_seconds} is above the {_LONGEST_NOTICE - _SPARE_SECONDS} seconds for which"
+            " Slurm can send its notice before the end of a job.",
+            remedy="Set the time that one step and a checkpoint take.",
+            key="trainer.stop_seconds",
+        )
+    if place.seconds is not None and place.seconds <= job.notice_seconds:
+        raise ConfigError(
+            f"--time={place.time} is over before the run is told to stop, {job.notice_seconds} seconds before the end"
+            f" of the job (trainer.stop_seconds={job.stop_seconds} and {_SPARE_SECONDS} seconds).",
+            remedy="Give a longer --time, or a shorter trainer.stop_seconds.",
+        )
+
+
 def _check_run_dir(job: Job, place: Place) -> None:
     """Raises `ConfigError` if the run's directory would be lost with the machines of the job."""
     if place.kind in (PlaceKind.local, PlaceKind.slurm):
@@ -154,7 +175,7 @@ def _check_run_dir(job: Job, place: Place) -> None:
             key="trainer.run_dir",
         )
     places = [directory_of(mount, place) for mount in place.mount]
-    is_kept = any(Path(job.run_dir).is_relative_to(directory) for directory in places)
+    is_kept = any(Path(normpath(job.run_dir)).is_relative_to(normpath(directory)) for directory in places)
     if place.kind is not PlaceKind.ray and not is_kept and not place.line:
         raise ConfigError(
             f"{key} is not below a mounted directory, and {on} it would be lost with the machines of the job.",

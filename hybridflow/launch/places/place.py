@@ -1,9 +1,11 @@
 """The settings of a place where runs are launched, from a file and from options."""
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from enum import Enum
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.trainers import SUFFIXES
+from hybridflow.launch.places.texts import manifest_text, merged
 
 
 class PlaceKind(Enum):
@@ -28,52 +31,83 @@ _Read = Callable[[object, str], str | int | tuple[str, ...]]
 _SECONDS = (86400, 3600, 60, 1)
 
 _REQUEUES = {PlaceKind.slurm: 20, PlaceKind.kuberay: 3}
+_MOUNT_FORMS = {
+    PlaceKind.slurm: (r"/[^:]*:/[^:]*(:[^:]+)?", "a directory and where it is mounted, such as /data:/data"),
+    PlaceKind.kuberay: (r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?:/[^:]*", "a claim and where it is mounted: claim:/data"),
+    PlaceKind.skypilot: (r".+:/[^:]*", "a bucket or directory and where it is mounted, such as s3://bucket:/data"),
+}
 
 
-def _text(value: object, where: str) -> str:
-    if isinstance(value, str) and value.strip():
-        return value.strip()
-    raise _wrong(where, value, "a text")
+def _text(value: object, where: str, wanted: str = "one line of printable characters") -> str:
+    if isinstance(value, str) and value.isprintable() and value.strip():
+        return value
+    raise _wrong(where, value, wanted)
+
+
+def _word(value: object, where: str) -> str:
+    """The rule for every value whose option does not say otherwise."""
+    wanted = "one word of printable characters, without quotes"
+    if re.search(r"[\s'\"\\]", text := _text(value, where, wanted)):
+        raise _wrong(where, value, wanted)
+    return text
 
 
 def _texts(value: object, where: str) -> tuple[str, ...]:
-    values = value if isinstance(value, list) else [value]
-    return tuple(_text(each, where) for each in values)
+    """Texts that may have several lines."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list):
+        raise _wrong(where, value, "a text")
+    texts = [each.strip() if isinstance(each, str) else "" for each in values]
+    for each, text in zip(values, texts, strict=True):
+        if not text or not text.replace("\n", "").replace("\t", "").isprintable():
+            raise _wrong(where, each, "a text of printable characters")
+    return tuple(texts)
 
 
-def _count(value: object, where: str) -> int:
-    if not isinstance(value, str) or not value.isdigit():
-        raise _wrong(where, value, "a whole number, such as 64")
+def _whole(value: object, where: str, wanted: str = "a whole number, such as 64") -> int:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9]{1,9}", value):
+        raise _wrong(where, value, wanted)
     return int(value)
 
 
+def _count(value: object, where: str) -> int:
+    wanted = "a whole number above 0, such as 64"
+    if number := _whole(value, where, wanted):
+        return number
+    raise _wrong(where, value, wanted)
+
+
 def _time(value: object, where: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"(\d+-)?\d{1,2}:\d\d:\d\d", value):
+    if not isinstance(value, str) or not re.fullmatch(r"([0-9]{1,4}-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]", value):
         raise _wrong(where, value, "a time: HH:MM:SS or DAYS-HH:MM:SS")
     return value
 
 
 def _memory(value: object, where: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"\d+[GT]", value):
+    if not isinstance(value, str) or not re.fullmatch(r"[1-9][0-9]{0,6}[GT]", value):
         raise _wrong(where, value, "an amount of memory per node, such as 512G")
     return value
 
 
 def _mounts(value: object, where: str) -> tuple[str, ...]:
-    mounts = _texts(value, where)
+    mounts = tuple(_word(mount, where) for mount in (value if isinstance(value, list) else [value]))
     for mount in mounts:
-        if not all(mount.partition(":")[::2]):
-            raise _wrong(where, mount, "SOURCE:DIRECTORY, such as /data:/data")
+        if not re.fullmatch(r"[^,]+:/[^/,][^,]*", mount):  # pyxis and Apptainer divide their mounts at commas
+            raise _wrong(where, mount, "SOURCE:DIRECTORY without commas, with an absolute directory: /data:/data")
     return mounts
 
 
 def _variables(value: object, where: str) -> tuple[str, ...]:
     if isinstance(value, dict):
-        value = [f"{name}={text}" for name, text in value.items()]
-    pairs = _texts(value, where)
+        texts = {name: _text(f"{name}={text}", where) for name, text in value.items() if isinstance(text, str)}
+        for name in value.keys() - texts:
+            raise _wrong(f"{where}: {name}", value[name], "a text")
+        value = [*texts.values()]
+    wanted = "NAME=VALUE, on one line of printable characters"
+    pairs = tuple(_text(pair, where, wanted) for pair in (value if isinstance(value, list) else [value]))
     for pair in pairs:
-        if not re.fullmatch(r"[A-Za-z_]\w*=.*", pair):
-            raise _wrong(where, pair, "NAME=VALUE, on one line")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", pair):
+            raise _wrong(where, pair, wanted)
     return pairs
 
 
@@ -96,18 +130,18 @@ class Place:
 
     kind: PlaceKind
     name: str | None = _option("NAME", "name of the job", _name, _RAY, _SLURM, _KUBERAY, _SKYPILOT)
-    address: str | None = _option("URL", "address of Ray's job server, such as http://head:8265", _text, _RAY)
+    address: str | None = _option("URL", "address of Ray's job server, such as http://head:8265", _word, _RAY)
     requirements: str | None = _option("FILE", "requirements file that Ray installs for the job", _text, _RAY)
-    partition: str | None = _option("NAME", "partition of the job", _text, _SLURM)
-    account: str | None = _option("NAME", "account that is charged", _text, _SLURM)
+    partition: str | None = _option("NAME", "partition of the job", _word, _SLURM)
+    account: str | None = _option("NAME", "account that is charged", _word, _SLURM)
     time: str | None = _option("HH:MM:SS", "time limit, also DAYS-HH:MM:SS", _time, _SLURM, _KUBERAY)
-    gpu: str | None = _option("KIND", "kind of GPU, such as H100", _text, _SLURM, _SKYPILOT)
+    gpu: str | None = _option("KIND", "kind of GPU, such as H100", _word, _SLURM, _SKYPILOT)
     cpus: int | None = _option("N", "CPU cores per node", _count, _SLURM, _KUBERAY, _SKYPILOT)
     memory: str | None = _option("512G", "memory per node, such as 512G", _memory, _SLURM, _KUBERAY, _SKYPILOT)
     image: str | None = _option(
         "IMAGE",
         "container image; on Slurm one of pyxis, or a .sif file of Apptainer",
-        _text,
+        _word,
         _SLURM,
         _KUBERAY,
         _SKYPILOT,
@@ -131,7 +165,7 @@ class Place:
     requeues: int | None = _option(
         "N",
         "starts after the first: after a notice or a lost node (slurm, default 20), or a failure (kuberay, default 3)",
-        _count, _SLURM, _KUBERAY,
+        _whole, _SLURM, _KUBERAY,
     )  # fmt: skip
     line: tuple[str, ...] = _option(
         "TEXT",
@@ -165,8 +199,8 @@ class Place:
 
     @property
     def merged(self) -> dict[str, object]:
-        """The lines as YAML, which places with a manifest merge into it."""
-        return _yaml("\n".join(self.line), f"--line of {self.kind.value}")
+        """The lines as YAML, one after another, which places with a manifest merge into it."""
+        return reduce(merged, (_plain_yaml(line, f"--line of {self.kind.value}") for line in self.line), {})
 
 
 OPTIONS: tuple[Field, ...] = tuple(option for option in fields(Place) if option.metadata)
@@ -182,7 +216,7 @@ def read_place(on: str, given: Mapping[str, object]) -> Place:
     kind, where = on, "--on"
     if Path(on).suffix in SUFFIXES:
         in_file = _content(Path(on))
-        kind, where = str(in_file.pop("place", "")), f"{on}: place"
+        kind, where = str(in_file.pop("place", None) or ""), f"{on}: place"
     known = [each.value for each in PlaceKind]
     if kind not in known:
         found = f"{where} is missing" if not kind else f"{where}={kind} is not a place"
@@ -192,7 +226,23 @@ def read_place(on: str, given: Mapping[str, object]) -> Place:
         )
     place = Place(PlaceKind(kind))
     place = _with(place, in_file, lambda name: f"{on}: {name}")
-    return _with(place, given, lambda name: f"--{name}")
+    place = _with(place, given, lambda name: f"--{name}")
+    _check_forms(place)
+    return place
+
+
+def _check_forms(place: Place) -> None:
+    """Raises `ConfigError` for lines and mounts that do not have the form that the kind of place needs."""
+    on = f"of {place.kind.value}"
+    for line in place.line if place.kind is _SLURM else ():
+        if not re.fullmatch(r"(#SBATCH )?-.+", line) or not line.isprintable():
+            raise _wrong(f"--line {on}", line, "an option of sbatch on one line, such as --qos=high")
+    if place.kind is not _SLURM:
+        _ = place.merged
+    form, wanted = _MOUNT_FORMS.get(place.kind, ("", ""))
+    for mount in place.mount:
+        if not re.fullmatch(form, mount):
+            raise _wrong(f"--mount {on}", mount, wanted)
 
 
 def _with(place: Place, settings: Mapping[str, object], where: Callable[[str], str]) -> Place:
@@ -213,7 +263,7 @@ def _with(place: Place, settings: Mapping[str, object], where: Callable[[str], s
                 remedy="Leave it out.",
             )
         if name == "line" and isinstance(value, dict):
-            value = [yaml.safe_dump(value, sort_keys=False)]
+            value = [manifest_text(value)]
         read = options[name].metadata["read"](value, where(name))
         before = vars(place)[name]
         values[name] = (*before, *read) if isinstance(read, tuple) else read
@@ -228,18 +278,38 @@ def _content(file: Path) -> dict[str, object]:
         raise ConfigError(
             f"--on {file}: the file cannot be read: {error}.", remedy="Give the path of a YAML file, or a place."
         ) from error
-    content = _yaml(text, str(file), yaml.BaseLoader)
+    content = _yaml(text, str(file), _Texts)
     if isinstance(content.get("line"), dict):  # YAML of the place itself, with its own types
-        content["line"] = _yaml(text, str(file))["line"]
+        content["line"] = _plain_yaml(text, str(file))["line"]
     return content
 
 
-def _yaml(
-    text: str, where: str, loader: type[yaml.BaseLoader | yaml.SafeLoader] = yaml.SafeLoader
-) -> dict[str, object]:
+def _plain_yaml(text: str, where: str) -> dict[str, object]:
+    """A mapping of YAML with values that JSON has too, as manifests do."""
+    content = _yaml(text, where, yaml.SafeLoader)
     try:
-        content = yaml.load(text, loader)
-    except yaml.YAMLError as error:
+        json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{where} has a value that is neither text, number, truth value, list nor mapping.",
+            remedy="Quote it if it is a text, such as the date '2020-01-01'.",
+        ) from error
+    return content
+
+
+class _Texts(yaml.BaseLoader):
+    """Reads every value but null as the text that was written."""
+
+
+_Texts.add_constructor("tag:yaml.org,2002:null", lambda loader, node: None)
+
+
+def _yaml(text: str, where: str, loader: type[yaml.BaseLoader | yaml.SafeLoader]) -> dict[str, object]:
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        _check_written_once(node, where, set())
+        content = None if node is None else loader("").construct_document(node)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: 2024-13-45
         problem = " ".join(str(error).split())
         raise ConfigError(f"{where} is not YAML: {problem}.", remedy="Correct it.") from error
     if content is None or content == "":
@@ -249,5 +319,24 @@ def _yaml(
     return content
 
 
+def _check_written_once(node: yaml.Node | None, where: str, before: set[int]) -> None:
+    """Raises `ConfigError` for a key that is there twice, and for aliases, which may contain themselves."""
+    if not isinstance(node, yaml.CollectionNode):
+        return
+    if id(node) in before:
+        raise ConfigError(f"{where} has an alias (*name).", remedy="Write its values instead.")
+    before.add(id(node))
+    keys: set[str] = set()
+    for item in node.value:
+        key, value = item if isinstance(item, tuple) else (None, item)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in keys:
+                raise ConfigError(f"{where} has {key.value} twice.", remedy="Remove one of the two.")
+            keys.add(key.value)
+        _check_written_once(value, where, before)
+
+
 def _wrong(where: str, value: object, wanted: str) -> ConfigError:
-    return ConfigError(f"{where}={value} is not {wanted}.", remedy=f"Give {wanted}.")
+    text = "null" if value is None else str(value)
+    shown = text if text.isprintable() else repr(text)
+    return ConfigError(f"{where}={shown[:200]} is not {wanted}.", remedy=f"Give {wanted}.")

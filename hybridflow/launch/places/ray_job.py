@@ -27,6 +27,11 @@ def submit_words(job: Job, place: Place) -> list[str]:
     stop = {"RAY_JOB_STOP_WAIT_TIME_S": str(job.stop_seconds + _SPARE_SECONDS)}
     environment: dict[str, object] = {"env_vars": {**stop, **place.variables}}
     if place.requirements is not None:
+        if "pip" in place.merged:
+            raise ConfigError(
+                "--requirements and pip in --line both give the packages of the job.",
+                remedy="Leave out one of them.",
+            )
         environment["pip"] = _required(Path(place.requirements))
     described = json.dumps(merged(environment, place.merged))
     options = [f"--address={address}", "--working-dir=.", f"--runtime-env-json={described}", "--no-wait"]

@@ -1,8 +1,9 @@
 """The texts of scripts and manifests."""
 
+import shlex
 from collections.abc import Mapping
 
-import yaml
+from hybridflow.launch.compose.yaml_text import yaml_text
 
 
 def merged(content: Mapping[str, object], more: Mapping[str, object]) -> dict[str, object]:
@@ -16,23 +17,9 @@ def merged(content: Mapping[str, object], more: Mapping[str, object]) -> dict[st
 
 def variable(name: str, text: str) -> str:
     """A variable of a shell script with a text as it is, which may have quotes and lines."""
-    return f"{name}=$(cat <<'END_OF_TEXT'\n{text}\nEND_OF_TEXT\n)"
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks, and repeats what occurs twice."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
+    return f"{name}={shlex.quote(text)}"
 
 
 def manifest_text(content: object) -> str:
     """A manifest as YAML."""
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=1000)
+    return yaml_text(content, has_blocks=True)

@@ -61,6 +61,22 @@ def test_a_run_file_is_saved_and_composes(tmp_path, capsys, monkeypatch):
     assert main(["run", "run.yaml", "--cfg", "job"]) == 0
 
 
+def test_no_file_is_overwritten_and_no_part_of_a_command_is_saved(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = VERL.replace("'console','wandb'", "console")
+    (tmp_path / "run.sh").write_text(script)
+    (tmp_path / "run.yaml").write_text(script)
+    for name, said in (("run.sh", "does not end with .yaml or .yml"), ("run.yaml", "exists already")):
+        assert main(["translate", "--save", name, name]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert (tmp_path / name).read_text() == script
+    (tmp_path / "part.sh").write_text(script.replace("$@", "trainer.critic_warmup=20"))
+    assert main(["translate", "--save", "part.yaml", "part.sh"]) == 2
+    shown = capsys.readouterr().out
+    assert shown.startswith("hybridflow grpo") and "part.yaml is not written" in shown
+    assert not (tmp_path / "part.yaml").exists()
+
+
 def test_settings_that_change_the_results_are_named_and_the_status_is_2(capsys):
     words = ["verl.trainer.main_ppo", "actor_rollout_ref.model.path=a", "data.train_files=b.jsonl"]
     more = ["trainer.critic_warmup=20", "actor_rollout_ref.actor.nonsense=1", "trainer.experiment_name=$(date)"]

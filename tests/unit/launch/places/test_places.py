@@ -122,6 +122,19 @@ def test_the_batch_script_is_bash_and_keeps_the_words_of_the_command(desk, capsy
     assert shown == [*words, "it's me"]
 
 
+def test_no_text_leaves_its_quotes_in_a_script(desk, capsys):
+    escape = "a\nEND_OF_TEXT\n)\ntouch escaped #'"
+    text = printed(capsys, "--on", "slurm", "--directory", "/no/'END_OF_TEXT", *RUN, f'data.system_prompt="{escape}"')
+    task = printed(capsys, "--on", "skypilot", *shlex.split(PLACES["skypilot"]), *RUN, f'data.system_prompt="{escape}"')
+    for script in (each.partition("mapfile")[0] for each in (text, yaml.safe_load(task)["run"])):
+        shown = 'hybridflow() { printf "%s\\n" "${@: -1}"; }'
+        ran = subprocess.run(
+            ["bash"], input=f'{script}\n{shown}\neval "$run"', check=True, text=True, capture_output=True
+        )
+        assert ran.stdout == f'data.system_prompt="{escape}"\n'
+    assert not (desk / "escaped").exists()
+
+
 def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
     (desk / "cluster.yaml").write_text(
         "place: slurm\npartition: gpu\ntime: 04:00:00\nsetup: [module load cuda]\nenv: {A: 0123, B: no}\nrequeues: 0\n"
@@ -135,6 +148,13 @@ def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
     (desk / "k8s.yaml").write_text("place: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
     rayjob = yaml.safe_load(printed(capsys, "--on", "k8s.yaml", *RUN))
     assert rayjob["spec"]["suspend"] is True and rayjob["spec"]["backoffLimit"] == 3
+
+
+def test_a_value_keeps_its_spaces_and_later_lines_win(desk, capsys):
+    assert "export A='1 '\n" in printed(capsys, "--on", "slurm", "--env", "A=1 ", *RUN).replace("'\"'\"'", "'")
+    (desk / "k8s.yaml").write_text("place: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
+    rayjob = yaml.safe_load(printed(capsys, "--on", "k8s.yaml", "--line", "spec: {suspend: false, a: 1}", *RUN))
+    assert rayjob["spec"]["suspend"] is False and rayjob["spec"]["a"] == 1
 
 
 def test_a_run_on_cpus_and_one_in_an_apptainer_image(desk, capsys):
@@ -189,6 +209,41 @@ def test_local_prints_and_runs_the_command(desk, capsys):
         (["--on", "ray"], "There is no address of a Ray cluster", "--address http://head:8265"),
         (["--on", "ray", "--address", "a", "--requirements", "none"], "--requirements none cannot be read", "existing"),
         (["--on", "ray", "--address", "a", "trainer.run_dir=runs"], "is relative, and on ray", "absolute"),
+        (["--on", "slurm", "--partition", "gpu\ntouch x"], "is not one word of printable", "Give one word"),
+        (["--on", "slurm", "--gpu", "h100 x"], "--gpu=h100 x is not one word", "without quotes"),
+        (["--on", "slurm", "--account", "a b; c"], "--account=a b; c is not one word", "without quotes"),
+        (["--on", "slurm", "--line=--qos=a\ntouch x"], "is not an option of sbatch on one line", "--qos=high"),
+        (["--on", "maps.yaml"], "--line of slurm=a: 1 is not an option of sbatch", "--qos=high"),
+        (["--on", "slurm", "--setup", "a\x1bb"], "is not a text of printable characters", "Give a text"),
+        (["--on", "slurm", "--cpus", "²"], "--cpus=² is not a whole number above 0", "such as 64"),
+        (["--on", "slurm", "--cpus", "0"], "--cpus=0 is not a whole number above 0", "such as 64"),
+        (["--on", "slurm", "--requeues", "9" * 5000], "9 is not a whole number", "such as 64"),
+        (["--on", "slurm", "--memory", "0G"], "--memory=0G is not an amount", "512G"),
+        (["--on", "slurm", "--memory", "٣G"], "--memory=٣G is not an amount", "512G"),
+        (["--on", "slurm", "--env", "Aé=1"], "--env=Aé=1 is not NAME=VALUE", "one line"),
+        (["--on", "slurm", "--env", "A=1\nB=2"], "is not NAME=VALUE", "one line"),
+        (["--on", "env.yaml"], "env.yaml: env: A={'b': 'c'} is not a text", "Give a text"),
+        (["--on", "null.yaml"], "null.yaml: env: B=null is not a text", "Give a text"),
+        (["--on", "twice.yaml"], "twice.yaml has partition twice.", "Remove one of the two"),
+        (["--on", "slurm", "--mount", "/a:/b,/c:/d", "--image", "i"], "without commas", "/data:/data"),
+        (["--on", "slurm", "--mount", "s3://bucket:/d", "--image", "i"], "is not a directory and where", "/data:/data"),
+        (["--on", "slurm", "--time", "00:01:00"], "--time=00:01:00 is over before the run is told", "longer --time"),
+        (["--on", "slurm", "trainer.stop_seconds=100000"], "is above the 65475 seconds", "one step"),
+        (["--on", "kuberay", "--image", "i", "--mount", "C_laim A:/x"], "is not one word", "without quotes"),
+        (["--on", "kuberay", "--image", "i", "--mount", "C_laim:/x"], "is not a claim and where", "claim:/data"),
+        (["--on", "kuberay", "--image", "i", "--line", "x: 2024-13-45"], "is not YAML: month must be", "Correct it"),
+        (["--on", "kuberay", "--image", "i", "--line", "x: &a {b: *a}"], "has an alias", "Write its values"),
+        (["--on", "kuberay", "--image", "i", "--line", "{a: 1, a: 2}"], "has a twice", "Remove one"),
+        (["--on", "kuberay", "trainer.run_dir=/shared/../tmp/x"], "not below a mounted directory", "CLAIM:/shared"),
+        (["--on", "skypilot", "--mount", "s3://bucket"], "is not SOURCE:DIRECTORY", "absolute directory"),
+        (["--on", "ray", "--address", "a", "--line", "a: 2020-01-01"], "neither text, number", "Quote it"),
+        (["--on", "ray", "--address", "a", "--line", "a: !!set {x}"], "neither text, number", "Quote it"),
+        (["--on", "ray", "--address", "a", "--line", "a: !!binary aGVsbG8="], "neither text, number", "Quote it"),
+        (
+            ["--on", "ray", "--address", "a", "--requirements", "requirements.txt", "--line", "pip: [x]"],
+            "--requirements and pip in --line both",
+            "Leave out one",
+        ),
         (["--on", "ray", "--address", "a", "../run.yaml"], "is not in the working directory", "relative path"),
     ],
 )
@@ -196,9 +251,13 @@ def test_bad_input_is_a_sentence_with_a_remedy(desk, capsys, words, message, rem
     (desk / "bare.yaml").write_text("partition: x\n")
     (desk / "typo.yaml").write_text("place: slurm\npartitoin: x\n")
     (desk / "broken.yaml").write_text("place: [\n")
+    (desk / "maps.yaml").write_text("place: slurm\nline: {a: 1}\n")
+    (desk / "env.yaml").write_text("place: slurm\nenv: {A: {b: c}}\n")
+    (desk / "null.yaml").write_text("place: slurm\nenv: {A: c, B: null}\n")
+    (desk / "twice.yaml").write_text("place: slurm\npartition: a\npartition: b\n")
     (desk.parent / "run.yaml").write_text(RUN_FILE)
     if words[1:] and words[1] in ("kuberay", "skypilot", "ray"):
-        mounts = [] if words[1] == "ray" else ["--mount", "s3://b:/shared"]
+        mounts = {"ray": [], "kuberay": ["--mount", "b:/shared"], "skypilot": ["--mount", "s3://b:/shared"]}[words[1]]
         words = [*words[:2], *mounts, "trainer.run_dir=/shared/run", *words[2:]]
     said = refused(capsys, *words)
     assert message in said and remedy in said, said

@@ -214,7 +214,7 @@ class Loop:
         If the policy says so, the batch of step `at` is left out from now on.
         """
         survival = self._run.survival
-        if survival is None or not survival.can_survive(error, step=self._step):
+        if survival is None or not survival.can_survive(error, step=at + 1, done=self._step):
             raise error
         if survival.leaves_out_batch and self._ahead.is_alone:
             if at in self._left_out:  # the copy in memory may be damaged
@@ -242,21 +242,25 @@ class Loop:
         is_kept = survival.replace(has_copy=has_copy)
         if not is_kept:
             self.saved.end(None)
+        source = ""
         if is_kept:
             self._go_to(self._step, self._state())
         elif kept is not None and kept.step >= self.saved.step and self._snapshots.restore():
             self._go_to(kept.step, kept.state)
+            source = "a copy in memory"
         elif self.saved.path is not None:
             self.resume(run.checkpoints.open(self.saved.path))
+            source = "the checkpoint"
         else:
             if has_copy:  # it is lost, so all trained models start from scratch
                 survival.replace(has_copy=False)
             self._go_to(0, self._start)
+            source = "the beginning"
         if not is_kept:
             run.tracker.rewind(self._step, is_unlogged=self._unlogged is not None)
         run.dataflow.last_batch = None
         run.timers.reset()
-        survival.continued(step=self._step)
+        survival.continued(step=self._step, source=source)
 
     @contextmanager
     def stepping(self) -> Iterator[Batch]:

@@ -164,7 +164,7 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
     if not context.moved:
         logger.info("all roles have started%s", f"; {step} of {total} steps are done" if total else "")
     if context.moved and context.history.open and run.survival is not None:
-        run.survival.continued(step=step, plan=context.moved)
+        run.survival.continued(step=step, source="the checkpoint" if step else "the beginning", plan=context.moved)
     elif context.moved:
         seconds = time.monotonic() - context.moved_at
         logger.warning("new plan with %s after %.1f s; the run continues after step %d", context.moved, seconds, step)
@@ -176,10 +176,10 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
 def _note_restart(directory: Path, start: Start, *, step: int) -> None:
     """Logs that a supervised run continues in a new process, and adds the end of the previous one to the ledger."""
     seconds, said = time.monotonic() - start.died_at, f"The run's process {start.how}."
-    fault = {"step": start.step, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": "DriverDied"}
+    fault = {"step": start.step + 1, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": "DriverDied"}
     fault |= {"kind": "driver", "policy": "restart", "message": said}
     lost = {"seconds": round(seconds, 3), "cost_seconds": round(seconds, 3)}
-    append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, **lost})
+    append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, "repeated_steps": start.step - step, **lost})
     back = f", {counted(start.step - step, 'step')} back" if start.step > step else ""
     logger.warning(
         "recovered: %s A new process runs after %.1f s (restart %d of %d); the run continues after step %d%s.",

@@ -74,10 +74,6 @@ def faults(run: RunDirectory) -> Iterator[Finding]:
     yield warning(
         "faults",
         f"{counted(len(run.faults), 'fault')}, {survived} survived; the last in step"
-        f" {_next(last.get('step'))}, {last.get('fault')}: {place}, {after}",
+        f" {last.get('step')}, {last.get('fault')}: {place}, {after}",
         f"Read {run.path / FAULTS_FILE}: faults of one role or node have one cause.",
     )
-
-
-def _next(step: object) -> object:
-    return step + 1 if isinstance(step, int) else step

@@ -23,7 +23,7 @@ from hybridflow.elastic.checkpoint import CheckpointStore, step_of
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import RemoteCheckpoints
 from hybridflow.elastic.stopping import Stop
-from hybridflow.elastic.survival import Survival, kind_of
+from hybridflow.elastic.survival import FaultHistory, Survival, kind_of
 from hybridflow.errors import (
     BatchError,
     CheckpointError,
@@ -177,6 +177,25 @@ def test_a_recovery_that_would_not_end_in_time_is_abandoned_and_saves_nothing(to
     assert fault["step"] == 4 and "resumed_step" not in fault
 
 
+def test_a_fault_costs_the_work_that_is_repeated_also_if_all_roles_start_again(tmp_path, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("hybridflow.elastic.survival.time.monotonic", lambda: now)
+    parts = {"trainer": Trainer(), "learner_pools": {"main"}, "pool_of": {"actor": "main"}, "reconnect": lambda: None}
+    history = FaultHistory()
+    parts |= {"ledger": tmp_path / "faults.jsonl", "history": history}
+    before = Survival(Restarts(is_unchanged=False), **parts)
+    for step in range(4):
+        now = 10.0 * step
+        before.reached(step)
+    now = 35.0
+    assert before.can_survive(NodeLost("gone", **PLACE), step=4, done=3)
+    now, after = 60.0, Survival(Restarts(is_unchanged=False), **parts)
+    after.reached(1)
+    after.continued(step=1, source="the checkpoint", plan="1 device instead of 2")
+    [fault] = faults_of(tmp_path)
+    assert (fault["seconds"], fault["cost_seconds"], fault["repeated_steps"]) == (25.0, 50.0, 2)
+
+
 def test_a_copy_that_is_lost_is_replaced_by_the_checkpoint(toy_dir, tmp_path, monkeypatch, caplog):
     hurt = mortal(toy_dir(), tmp_path, Restarts(is_unchanged=False), dies="after the update")
     lost = WorkerError("the object is lost", **PLACE)
@@ -245,12 +264,15 @@ def test_a_step_is_retried_in_one_process_if_the_policy_says_so(toy_dir, tmp_pat
     assert Loop(hurt).run().steps == 6
     assert numbers(hurt) == numbers(whole)
     [fault] = faults_of(tmp_path / "hurt")
-    assert (fault["kind"], fault["policy"], fault["step"], fault["resumed_step"]) == ("user_code", "retry", 3, 2)
+    assert (fault["kind"], fault["policy"], fault["step"], fault["resumed_step"]) == ("user_code", "retry", 4, 2)
     lost = fault["cost_seconds"] - fault["seconds"]
     steps = [row["timing_s/step"] for step, row in whole.tracker.rows.items() if step in (3, 4)]
     assert lost > 0.2 * sum(steps), f"{fault} cost steps 3 and 4, which took {steps} s without it"
-    assert "fault: In training step 4: no answer (kind=user_code policy=retry)" in caplog.text
-    assert "recovered: rolled back after" in caplog.text and "after step 2, 1 step back" in caplog.text
+    assert "fault: In training step 4: no answer (step=4 kind=user_code policy=retry)" in caplog.text
+    assert (
+        "recovered: rolled back after" in caplog.text
+        and "after step 2, from the checkpoint, 1 step back. The fault cost" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("save_every", [2, 0], ids=["to a checkpoint", "to the start"])

@@ -227,7 +227,7 @@ def test_the_last_fault_of_a_worker_is_told_with_role_rank_and_call(tmp_path):
     lines = [fault | {"resumed_step": 2, "seconds": 6.1}, fault]
     (logged(tmp_path, [{"step": 3}]) / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = examined(tmp_path)["faults"].found
-    assert said.startswith("2 faults, 1 survived; the last in step 4, WorkerDied: rollout rank 1 on n in")
+    assert said.startswith("2 faults, 1 survived; the last in step 3, WorkerDied: rollout rank 1 on n in")
     assert said.endswith("rollout.generate, which ended the run")
 
 

@@ -218,7 +218,7 @@ class RayBackend:
             missing = {
                 placed.hosts[0].pool: ranks
                 for placed in pools
-                if (ranks := [host.rank for host in placed.hosts if host.sign_of_life is not None])
+                if (ranks := [host.rank for host in placed.hosts if host.info is None and host.died is None])
             }
             if not missing:
                 return

@@ -18,7 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridflow.controller.backends.interface import Handle
-from hybridflow.controller.backends.ray.cluster import GPU_ENVIRONMENT, python_path
+from hybridflow.controller.backends.ray.cluster import GPU_ENVIRONMENT, own_node_name, python_path
 from hybridflow.controller.backends.ray.loaded import Loaded, load, loaded_modules
 from hybridflow.controller.backends.ray.pulse import start_beating
 from hybridflow.controller.failures import HostInfo
@@ -79,6 +79,7 @@ class RayHost(WorkerHost):
             rank,
             device=device,
             node=socket.gethostname(),
+            node_name=own_node_name(),
             threads=None if place.device == "cuda" else place.threads,
             host=get_node_ip_address(),
             timeout_seconds=place.timeout_seconds,
@@ -152,6 +153,9 @@ class Host:
     info: HostInfo | None = None
     sign_of_life: ray.ObjectRef | None = None
     died: WorkerDied | None = None
+    is_unavailable: bool = False
+    """Whether the driver's connection to it broke, and Ray does not know yet whether it is dead."""
+
     num_changes: int = 0
     """Calls sent to it that may change what a checkpoint holds."""
 
@@ -187,6 +191,7 @@ class Host:
         """Takes the place of this process's successor; handles refer to this object."""
         self.actor, self.heart = new.actor, new.heart
         self.info = self.sign_of_life = self.died = None
+        self.is_unavailable = False
         self.num_changes = self.marked_changes = 0
 
 

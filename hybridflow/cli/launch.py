@@ -56,7 +56,8 @@ def add_command(add: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _run(arguments: argparse.Namespace, console: Console) -> int:
     with ended_by_signals():
-        from hybridflow.launch.places.job import read_job
+        from hybridflow.launch.messages import say_warnings
+        from hybridflow.launch.places.job import launch_advice, read_job
         from hybridflow.launch.places.place import OPTIONS, PlaceKind, read_place
         from hybridflow.launch.places.submission import submission_of
 
@@ -69,6 +70,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     place = read_place(arguments.on, {name: value for name, value in given.items() if value is not None})
     job = read_job(arguments.overrides, place)
     submission = submission_of(job, place)
+    say_warnings(console, [*launch_advice(job, place)])
     if arguments.dry_run:
         sys.stdout.write(submission.shown)
         return 0

@@ -1,15 +1,16 @@
 """A run as a place must know it: its command, its nodes and devices, and how long it takes to stop."""
 
 import math
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from hybridflow.config.placement import Device
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import Advice, ConfigError, Faults
 from hybridflow.launch.compose.command_line import parse_command_line
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.overrides import Typed
@@ -49,6 +50,9 @@ class Job:
     stop_seconds: int
     run_dir: str
     """As the user wrote it."""
+
+    is_elastic: bool
+    """Whether `trainer.elastic` lets the run continue on fewer devices."""
 
     @property
     def command(self) -> str:
@@ -107,10 +111,27 @@ def read_job(words: Sequence[str], place: Place) -> Job:
         start_seconds=math.ceil(config.trainer.start_timeout_seconds),
         stop_seconds=math.ceil(config.trainer.stop_seconds),
         run_dir=str(written) if written else str(Path("runs", config.trainer.experiment)),
+        is_elastic=config.trainer.elastic.min_devices is not None,
     )
     _check_run_dir(job, place)
     _check_files(job, place)
+    _check_secrets(place)
     return job
+
+
+def launch_advice(job: Job, place: Place) -> Iterator[Advice]:
+    """Warnings: settings that have no effect where the job runs, and what a run on this machine needs."""
+    if job.is_elastic and place.kind in (PlaceKind.slurm, PlaceKind.skypilot):
+        yield Advice(
+            f"trainer.elastic has no effect on {place.kind.value}: when a node is lost, the job ends and starts again"
+            " with as many nodes.",
+            "Leave it out, or use a Ray cluster or kuberay.",
+        )
+    if place.kind is PlaceKind.local and job.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
+        yield Advice(
+            f"trainer.nodes={job.nodes} needs a running Ray cluster, but RAY_ADDRESS is not set.",
+            "Start Ray on the nodes (ray start), and set RAY_ADDRESS to the address of its head, such as head:6379.",
+        )
 
 
 def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
@@ -143,8 +164,11 @@ def _check_resume(resume: str, place: Place) -> None:
 
 
 def _check_run_dir(job: Job, place: Place) -> None:
-    """Raises `ConfigError` if the run's directory would be lost with the machines of the job."""
-    if place.kind in (PlaceKind.local, PlaceKind.slurm):
+    """Raises `ConfigError` if the run's directory would be lost with the machines or containers of the job."""
+    if place.kind is PlaceKind.local:
+        return
+    if place.kind is PlaceKind.slurm:
+        _check_container(job, place)
         return
     key, on = f"trainer.run_dir={job.run_dir}", f"on {place.kind.value}"
     if not job.run_dir.startswith("/"):
@@ -153,8 +177,16 @@ def _check_run_dir(job: Job, place: Place) -> None:
             remedy="Give an absolute trainer.run_dir on storage that all nodes share.",
             key="trainer.run_dir",
         )
-    places = [directory_of(mount, place) for mount in place.mount]
-    is_kept = any(Path(job.run_dir).is_relative_to(directory) for directory in places)
+    kept = [mount for mount in place.mount if place.kind is not PlaceKind.skypilot or "://" in mount]
+    is_kept = any(Path(job.run_dir).is_relative_to(directory_of(mount, place)) for mount in kept)
+    if is_kept and place.kind is PlaceKind.skypilot and job.nodes > 1:
+        raise ConfigError(
+            f"{key} is in a bucket, but several nodes need a shared file system: in a bucket, a node sees files of"
+            " others late, or files cannot be appended to.",
+            remedy="Mount a volume that all nodes can write to (--line 'volumes: {/shared: VOLUME}', of sky volumes"
+            " apply), set trainer.run_dir below it, and copy checkpoints to the bucket with trainer.checkpoint_url.",
+            key="trainer.run_dir",
+        )
     if place.kind is not PlaceKind.ray and not is_kept and not place.line:
         raise ConfigError(
             f"{key} is not below a mounted directory, and {on} it would be lost with the machines of the job.",
@@ -163,6 +195,42 @@ def _check_run_dir(job: Job, place: Place) -> None:
             " trainer.run_dir below it.",
             key="trainer.run_dir",
         )
+
+
+def _check_container(job: Job, place: Place) -> None:
+    """Raises `ConfigError` if a container hides the run's directory or the node's /tmp."""
+    if place.image is None:
+        return
+    directories = [Path(directory_of(mount, place)) for mount in place.mount]
+    if place.uses_pyxis and Path("/tmp") in directories:
+        raise ConfigError(
+            "--mount gives the container another /tmp, but the processes of a node meet in the node's /tmp.",
+            remedy="Mount the directory elsewhere.",
+        )
+    visible = [*directories, *([Path.cwd()] if place.directory is None else [])]
+    if not place.uses_pyxis:  # Apptainer mounts these
+        visible += [Path.cwd(), Path.home()]
+    run_dir = Path(place.directory or Path.cwd(), job.run_dir)
+    if not any(run_dir.is_relative_to(directory) for directory in visible):
+        raise ConfigError(
+            f"trainer.run_dir={job.run_dir} is not in a mounted directory, so that it would be lost with the container"
+            f" ({run_dir}).",
+            remedy="Mount storage that all nodes share, such as --mount /shared:/shared, and set trainer.run_dir below"
+            " it.",
+            key="trainer.run_dir",
+        )
+
+
+def _check_secrets(place: Place) -> None:
+    """Raises `ConfigError` for a secret that the environment does not have; Kubernetes has its own."""
+    if place.kind is PlaceKind.kuberay:
+        return
+    for name in place.secret:
+        if name not in os.environ:
+            raise ConfigError(
+                f"--secret {name}: there is no such variable in this environment.",
+                remedy=f"Run 'export {name}=...' first.",
+            )
 
 
 def _check_files(job: Job, place: Place) -> None:

@@ -1,6 +1,7 @@
 """A run as a RayJob of KubeRay. Its settings and its start script are annotations, which the head mounts as files."""
 
 import shlex
+from importlib.metadata import version
 
 from hybridflow.launch.places.job import Job, directory_of
 from hybridflow.launch.places.place import Place
@@ -33,6 +34,8 @@ def rayjob_manifest(job: Job, place: Place) -> str:
             "ttlSecondsAfterFinished": _KEEP_SECONDS,
             **deadline,
             "rayClusterSpec": {
+                "rayVersion": version("ray"),
+                "authOptions": {"mode": "token"},  # KubeRay makes a token and gives it to all pods
                 "headGroupSpec": {
                     "rayStartParams": {"dashboard-host": "0.0.0.0", **cores},
                     "template": _pod(job, place, is_head=True),
@@ -81,6 +84,7 @@ def _pod(job: Job, place: Place, *, is_head: bool) -> dict[str, object]:
         "name": "ray-head" if is_head else "ray-worker",
         "image": place.image,
         "env": [{"name": name, "value": value} for name, value in place.variables.items()],
+        "envFrom": [{"secretRef": {"name": name}} for name in place.secret],
         "resources": {"requests": resources, "limits": resources},
         "volumeMounts": mounts,
     }

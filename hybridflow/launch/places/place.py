@@ -27,6 +27,7 @@ class PlaceKind(Enum):
 _Read = Callable[[object, str], str | int | tuple[str, ...]]
 _SECONDS = (86400, 3600, 60, 1)
 
+_APPTAINER = ".sif"
 _REQUEUES = {PlaceKind.slurm: 20, PlaceKind.kuberay: 3}
 
 
@@ -75,6 +76,14 @@ def _variables(value: object, where: str) -> tuple[str, ...]:
         if not re.fullmatch(r"[A-Za-z_]\w*=.*", pair):
             raise _wrong(where, pair, "NAME=VALUE, on one line")
     return pairs
+
+
+def _names(value: object, where: str) -> tuple[str, ...]:
+    names = _texts(value, where)
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][-.\w]*", name):
+            raise _wrong(where, name, "a name, without a value")
+    return names
 
 
 def _name(value: object, where: str) -> str:
@@ -128,6 +137,11 @@ class Place:
     env: tuple[str, ...] = _option(
         "NAME=VALUE", "environment variable", _variables, _RAY, _SLURM, _KUBERAY, _SKYPILOT, default=()
     )
+    secret: tuple[str, ...] = _option(
+        "NAME",
+        "environment variable with the value that it has here, which is not written down; on kuberay, a Secret",
+        _names, _SLURM, _KUBERAY, _SKYPILOT, default=(),
+    )  # fmt: skip
     requeues: int | None = _option(
         "N",
         "starts after the first: after a notice or a lost node (slurm, default 20), or a failure (kuberay, default 3)",
@@ -143,6 +157,11 @@ class Place:
     def most_requeues(self) -> int:
         """How often the job may start again."""
         return _REQUEUES.get(self.kind, 0) if self.requeues is None else self.requeues
+
+    @property
+    def uses_pyxis(self) -> bool:
+        """Whether Slurm starts each step in a container of its own."""
+        return self.kind is PlaceKind.slurm and self.image is not None and not self.image.endswith(_APPTAINER)
 
     @property
     def seconds(self) -> int | None:

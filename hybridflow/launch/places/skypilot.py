@@ -27,19 +27,17 @@ def task_text(job: Job, place: Place) -> str:
         "num_nodes": job.nodes,
         "resources": resources,
         "envs": place.variables,
-        "secrets": {"RAY_AUTH_TOKEN": secrets.token_hex(32)} if job.nodes > 1 else {},
-        "file_mounts": {directory_of(mount, place): _mounted(mount.rpartition(":")[0], job) for mount in place.mount},
+        "secrets": dict.fromkeys(place.secret) | ({"RAY_AUTH_TOKEN": secrets.token_hex(32)} if job.nodes > 1 else {}),
+        "file_mounts": {directory_of(mount, place): _mounted(mount.rpartition(":")[0]) for mount in place.mount},
         "setup": "".join(f"{line}\n" for line in place.setup),
         "run": _run(job),
     }
     return manifest_text(merged({name: value for name, value in task.items() if value}, place.merged))
 
 
-def _mounted(source: str, job: Job) -> object:
-    """A directory that is copied, or a bucket; its files are cached if only one node writes them."""
-    if "://" not in source:
-        return source
-    return {"source": source, "mode": "MOUNT_CACHED" if job.nodes == 1 else "MOUNT"}
+def _mounted(source: str) -> object:
+    """A directory that is copied, or a bucket with a cache, since only with one can files be appended to."""
+    return {"source": source, "mode": "MOUNT_CACHED"} if "://" in source else source
 
 
 def _run(job: Job) -> str:

@@ -1,4 +1,8 @@
-"""A run as a batch script of Slurm: `sbatch` on `assets/slurm.sh`, with the job's options and settings before it."""
+"""A run as a batch script of Slurm: `sbatch` on `assets/slurm.sh`, with the job's options and settings before it.
+
+Slurm keeps the script as it is submitted, so the script contains the settings of the run files: a change of the files
+does not change a job that waits or is requeued.
+"""
 
 import shlex
 from collections.abc import Iterator
@@ -8,8 +12,6 @@ from pathlib import Path
 from hybridflow.launch.places.job import Job
 from hybridflow.launch.places.place import Place
 from hybridflow.launch.places.texts import variable
-
-_APPTAINER = ".sif"
 
 
 def sbatch_script(job: Job, place: Place) -> str:
@@ -46,10 +48,12 @@ def _values(job: Job, place: Place) -> Iterator[str]:
     """The variables that the rest of the script reads."""
     directory = place.directory or str(Path.cwd())
     exports = [f"export {name}={shlex.quote(value)}" for name, value in place.variables.items()]
+    exports += [f': "${{{name}:?is not in the environment of the job}}"' for name in place.secret]
     setup = "\n".join(["set -e", f"cd {shlex.quote(directory)}", *exports, *place.setup, "set +e"])
     container, inside = _container(place)
     yield variable("setup", setup)
-    yield variable("run", job.command)
+    yield variable("run_file", job.run_file.rstrip() if job.files else "")
+    yield variable("run", "" if job.files else job.command)
     yield f"devices=({job.ray_devices})"
     yield f"wait_for=({job.wait_words})"
     yield f"stop_seconds={job.stop_seconds}"
@@ -62,8 +66,9 @@ def _container(place: Place) -> tuple[list[str], list[str]]:
     """Options of srun for a container (pyxis), and the command that runs a program in one (Apptainer)."""
     if place.image is None:
         return [], []
-    if place.image.endswith(_APPTAINER):
+    if not place.uses_pyxis:
         binds = [word for mount in place.mount for word in ("--bind", mount)]
         return [], ["apptainer", "exec", "--nv", *binds, place.image]
-    mounts = [f"--container-mounts={','.join(place.mount)}"] if place.mount else []
-    return [f"--container-image={place.image}", *mounts], []
+    # Each step has a container of its own, whose /tmp is empty, but the driver needs the sockets of its node's Ray.
+    own = ["/tmp:/tmp", *([f"{Path.cwd()}:{Path.cwd()}"] if place.directory is None else [])]
+    return [f"--container-image={place.image}", f"--container-mounts={','.join([*own, *place.mount])}"], []

@@ -62,7 +62,10 @@ def submission_of(job: Job, place: Place) -> Submission:
     if kind is PlaceKind.skypilot:
         if job.gpus:
             _check_given(place, "gpu", "the kind of GPU, such as H100; for a run on CPUs, set trainer.device=cpu")
-        return Submission(("sky", "jobs", "launch", "--yes"), task_text(job, place), ".yaml")
+        secrets = [
+            word for name in place.secret for word in ("--secret", name)
+        ]  # which sky reads from this environment
+        return Submission(("sky", "jobs", "launch", "--yes", *secrets), task_text(job, place), ".yaml")
     if kind is PlaceKind.ray:
         return Submission(tuple(submit_words(job, place)))
     return Submission(("hybridflow", *job.words))

@@ -16,6 +16,8 @@ def merged(content: Mapping[str, object], more: Mapping[str, object]) -> dict[st
 
 def variable(name: str, text: str) -> str:
     """A variable of a shell script with a text as it is, which may have quotes and lines."""
+    if not text:
+        return f"{name}=''"
     return f"{name}=$(cat <<'END_OF_TEXT'\n{text}\nEND_OF_TEXT\n)"
 
 

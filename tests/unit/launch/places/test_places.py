@@ -27,13 +27,14 @@ reward.functions: [gsm8k]
 PLACES = {
     "slurm": """
 --partition gpu --account rl --time 1-12:00:00 --gpu h100 --directory /shared/project --mount /data:/data --env A=b=c
+--mount /shared:/shared --secret HF_TOKEN
 --image /images/hybridflow.sqsh --setup 'module load cuda' --setup 'source .venv/bin/activate' --line=--qos=high""",
     "kuberay": """
 --image me/hybridflow:1 --mount claim:/shared --mount claim:/data --cpus 64 --memory 1T --time 12:00:00 --env A=b
---directory /shared/project --line 'metadata: {labels: {kueue.x-k8s.io/queue-name: team}}'""",
+--secret tokens --directory /shared/project --line 'metadata: {labels: {kueue.x-k8s.io/queue-name: team}}'""",
     "skypilot": """
---gpu H100 --cpus 64 --memory 512G --mount s3://bucket:/shared --setup 'pip install -r requirements.txt' --env A=b
---line 'resources: {use_spot: true, infra: aws}'""",
+--gpu H100 --cpus 64 --memory 512G --mount s3://bucket:/data --setup 'pip install -r requirements.txt' --env A=b
+--secret HF_TOKEN --line 'resources: {use_spot: true, infra: aws}' --line 'volumes: {/shared: fast}'""",
     "ray": """
 --address http://head:8265 --requirements requirements.txt --env A=b --line 'excludes: [data]'""",
 }
@@ -43,7 +44,9 @@ PLACES = {
 def desk(tmp_path, monkeypatch):
     """A directory with a run file and requirements."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "the secret")
     (tmp_path / "run.yaml").write_text(RUN_FILE)
     (tmp_path / "requirements.txt").write_text("# of the rewards\nmath-verify>=0.9\n\n")
     return tmp_path
@@ -77,7 +80,9 @@ def without_asset(text: str, name: str) -> str:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_place_is_given_what_is_in_its_golden_file(desk, capsys, place):
     text = printed(capsys, "--on", place, *shlex.split(PLACES[place]), *RUN)
+    assert "the secret" not in text
     text = re.sub(r"(RAY_AUTH_TOKEN: )[0-9a-f]{64}", r"\1TOKEN", text)
+    text = re.sub(r"(rayVersion: )[0-9.]+", r"\1VERSION", text)
     if place in ("slurm", "skypilot"):
         text = without_asset(text, f"{place}.sh")
     golden = HERE / "golden" / f"{place}.txt"
@@ -138,11 +143,11 @@ def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
 
 
 def test_a_run_on_cpus_and_one_in_an_apptainer_image(desk, capsys):
-    words = ["--cpus", "8", "--image", "h.sif", "--mount", "/data:/data", *RUN, "trainer.device=cpu"]
+    words = ["--cpus", "8", "--image", "h.sif", "--mount", "/shared:/shared", *RUN, "trainer.device=cpu"]
     script = printed(capsys, "--on", "slurm", *words)
     assert "--gpus-per-node" not in script and "#SBATCH --cpus-per-task=8\n" in script and "--exclusive" not in script
     assert "devices=(--num-cpus=8)" in script
-    assert "inside=(apptainer exec --nv --bind /data:/data h.sif)" in script
+    assert "inside=(apptainer exec --nv --bind /shared:/shared h.sif)" in script
 
 
 def test_local_prints_and_runs_the_command(desk, capsys):
@@ -153,6 +158,48 @@ def test_local_prints_and_runs_the_command(desk, capsys):
     assert printed(capsys, "--on", "local", "my.yaml") == "hybridflow run my.yaml\n"
     assert main(["launch", "--on", "local", "my.yaml", "task=calculator"]) == 0
     assert json.loads((desk / "runs" / "calculator" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 1
+
+
+def test_a_run_in_the_current_directory_needs_no_mount_in_a_container(desk, capsys):
+    words = ["--image", "h.sqsh", *RUN, "trainer.run_dir=runs/first"]
+    script = printed(capsys, "--on", "slurm", *words)
+    assert f"--container-mounts=/tmp:/tmp,{desk}:{desk})" in script
+
+
+def test_the_script_of_slurm_has_the_settings_of_the_run_files(desk, capsys):
+    script = printed(capsys, "--on", "slurm", *RUN)
+    head = script.partition("mapfile")[0]
+    shown = subprocess.run(
+        ["bash"], input=f'{head}\nprintf "%s" "$run_file"', check=True, text=True, capture_output=True
+    ).stdout
+    assert yaml.safe_load(shown)["trainer.nodes"] == 2 and yaml.safe_load(shown)["trainer.stop_seconds"] == 90
+    (desk / "submitted.yaml").write_text(shown)
+    assert main(["run", "submitted.yaml", "--cfg", "job"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["slurm", *RUN, "trainer.elastic.min_devices=8"], "trainer.elastic has no effect on slurm"),
+        (["skypilot", "--gpu", "H100", "--line", "volumes: {/shared: v}", *RUN, "trainer.elastic.min_devices=8"],
+         "trainer.elastic has no effect on skypilot"),
+        (["local", *RUN], "trainer.nodes=2 needs a running Ray cluster"),
+        (["kuberay", "--image", "i", "--mount", "c:/shared", *RUN, "trainer.elastic.min_devices=8"], ""),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_or_is_missing_where_the_job_runs_is_a_warning(desk, capsys, words, said):
+    capsys.readouterr()
+    assert main(["launch", "--on", *words, "--dry-run"]) == 0
+    warned = " ".join(capsys.readouterr().err.split())
+    assert said in warned and ("Warning" in warned) == bool(said), warned
+
+
+def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
+    (desk / "sky").write_text('#!/bin/bash\nprintf "%s " "${@:1:$#-1}" > submitted\n')
+    (desk / "sky").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{desk}:{os.environ['PATH']}")
+    assert main(["launch", "--on", "skypilot", *shlex.split(PLACES["skypilot"]), *RUN]) == 0
+    assert (desk / "submitted").read_text() == "jobs launch --yes --secret HF_TOKEN "
 
 
 @pytest.mark.parametrize(
@@ -175,6 +222,16 @@ def test_local_prints_and_runs_the_command(desk, capsys):
         (["--on", "slurm", "--env", "A"], "--env=A is not NAME=VALUE", "NAME=VALUE"),
         (["--on", "slurm", "--mount", "/data"], "--mount=/data is not SOURCE:DIRECTORY", "/data:/data"),
         (["--on", "slurm", "--mount", "/data:/data"], "--image is missing for slurm.", "or leave --mount out"),
+        (["--on", "slurm", "--image", "i", "run.yaml"], "not in a mounted directory", "--mount /shared:/shared"),
+        (["--on", "slurm", "--image", "i", "--directory", "/in/image"], "(/in/image/runs/", "--mount /shared:/shared"),
+        (["--on", "slurm", "--image", "i", "--mount", "/a:/tmp"], "gives the container another /tmp", "elsewhere"),
+        (["--on", "slurm", "--secret", "NONE"], "there is no such variable in this environment", "export NONE="),
+        (["--on", "slurm", "--secret", "A=b"], "is not a name, without a value", "Give a name"),
+        (
+            ["--on", "slurm", "run.yaml", "trainer.nodes=4", "trainer.elastic.min_devices=64"],
+            "The run begins on 32 devices, fewer than trainer.elastic.min_devices=64.",
+            "at most 32",
+        ),
         (["--on", "slurm", "--name", "My run"], "--name=My run is not a name", "lowercase"),
         (["--on", "ray", "--partition", "x"], "--partition does not apply to ray, only to slurm.", "Leave it out"),
         (["--on", "slurm", "trainer.devices=auto"], "trainer.devices=auto takes", "Set trainer.devices"),
@@ -185,6 +242,7 @@ def test_local_prints_and_runs_the_command(desk, capsys):
         (["--on", "kuberay"], "--image is missing for kuberay", "the image of the pods"),
         (["--on", "kuberay", "trainer.run_dir=/elsewhere"], "not below a mounted directory", "--mount CLAIM:/shared"),
         (["--on", "kuberay", "--image", "i", "--line", "[1]"], "is not a mapping", "key: value"),
+        (["--on", "skypilot", "run.yaml", "trainer.nodes=2"], "is in a bucket, but several nodes", "checkpoint_url"),
         (["--on", "skypilot"], "--gpu is missing for skypilot", "trainer.device=cpu"),
         (["--on", "ray"], "There is no address of a Ray cluster", "--address http://head:8265"),
         (["--on", "ray", "--address", "a", "--requirements", "none"], "--requirements none cannot be read", "existing"),

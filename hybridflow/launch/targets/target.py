@@ -1,4 +1,4 @@
-"""The settings of a place where runs are launched, from a file and from options."""
+"""The settings of a target where runs are launched, from a file and from options."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.trainers import SUFFIXES
 
 
-class PlaceKind(Enum):
+class TargetKind(Enum):
     """The systems to which runs can be submitted."""
 
     local = "local"
@@ -28,7 +28,7 @@ _Read = Callable[[object, str], str | int | tuple[str, ...]]
 _SECONDS = (86400, 3600, 60, 1)
 
 _APPTAINER = ".sif"
-_REQUEUES = {PlaceKind.slurm: 20, PlaceKind.kuberay: 3}
+_REQUEUES = {TargetKind.slurm: 20, TargetKind.kuberay: 3}
 
 
 def _text(value: object, where: str) -> str:
@@ -92,18 +92,18 @@ def _name(value: object, where: str) -> str:
     return value
 
 
-def _option(form: str, about: str, read: _Read, *kinds: PlaceKind, default: tuple[str, ...] | None = None) -> Any:
+def _option(form: str, about: str, read: _Read, *kinds: TargetKind, default: tuple[str, ...] | None = None) -> Any:
     return field(default=default, metadata={"form": form, "about": about, "read": read, "kinds": kinds})
 
 
-_SLURM, _KUBERAY, _SKYPILOT, _RAY = PlaceKind.slurm, PlaceKind.kuberay, PlaceKind.skypilot, PlaceKind.ray
+_SLURM, _KUBERAY, _SKYPILOT, _RAY = TargetKind.slurm, TargetKind.kuberay, TargetKind.skypilot, TargetKind.ray
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place and its settings. The same names are options of `hybridflow launch` and keys of a place file."""
+class Target:
+    """A target and its settings. The same names are options of `hybridflow launch` and keys of a target file."""
 
-    kind: PlaceKind
+    kind: TargetKind
     name: str | None = _option("NAME", "name of the job", _name, _RAY, _SLURM, _KUBERAY, _SKYPILOT)
     address: str | None = _option("URL", "address of Ray's job server, such as http://head:8265", _text, _RAY)
     requirements: str | None = _option("FILE", "requirements file that Ray installs for the job", _text, _RAY)
@@ -161,7 +161,7 @@ class Place:
     @property
     def uses_pyxis(self) -> bool:
         """Whether Slurm starts each step in a container of its own."""
-        return self.kind is PlaceKind.slurm and self.image is not None and not self.image.endswith(_APPTAINER)
+        return self.kind is TargetKind.slurm and self.image is not None and not self.image.endswith(_APPTAINER)
 
     @property
     def seconds(self) -> int | None:
@@ -184,16 +184,16 @@ class Place:
 
     @property
     def merged(self) -> dict[str, object]:
-        """The lines as YAML, which places with a manifest merge into it."""
+        """The lines as YAML, which targets with a manifest merge into it."""
         return _yaml("\n".join(self.line), f"--line of {self.kind.value}")
 
 
-OPTIONS: tuple[Field, ...] = tuple(option for option in fields(Place) if option.metadata)
-"""The settings of all places; the metadata of each say what it is and which places have it."""
+OPTIONS: tuple[Field, ...] = tuple(option for option in fields(Target) if option.metadata)
+"""The settings of all targets; the metadata of each say what it is and which targets have it."""
 
 
-def read_place(on: str, given: Mapping[str, object]) -> Place:
-    """The place that `--on` names: one of the kinds, or a YAML file with `place: KIND` and settings.
+def read_target(on: str, given: Mapping[str, object]) -> Target:
+    """The target that `--on` names: one of the kinds, or a YAML file with `target: KIND` and settings.
 
     `given` are the options of the command line, which win over the file; lists are joined.
     """
@@ -201,54 +201,54 @@ def read_place(on: str, given: Mapping[str, object]) -> Place:
     kind, where = on, "--on"
     if Path(on).suffix in SUFFIXES:
         in_file = _content(Path(on))
-        kind, where = str(in_file.pop("place", "")), f"{on}: place"
-    known = [each.value for each in PlaceKind]
+        kind, where = str(in_file.pop("target", "")), f"{on}: target"
+    known = [each.value for each in TargetKind]
     if kind not in known:
-        found = f"{where} is missing" if not kind else f"{where}={kind} is not a place"
+        found = f"{where} is missing" if not kind else f"{where}={kind} is not a target"
         raise ConfigError(
             f"{found}.",
-            remedy=f"{did_you_mean(kind, known)}Use {', '.join(known)}, or a file that says place: slurm.",
+            remedy=f"{did_you_mean(kind, known)}Use {', '.join(known)}, or a file that says target: slurm.",
         )
-    place = Place(PlaceKind(kind))
-    place = _with(place, in_file, lambda name: f"{on}: {name}")
-    return _with(place, given, lambda name: f"--{name}")
+    target = Target(TargetKind(kind))
+    target = _with(target, in_file, lambda name: f"{on}: {name}")
+    return _with(target, given, lambda name: f"--{name}")
 
 
-def _with(place: Place, settings: Mapping[str, object], where: Callable[[str], str]) -> Place:
+def _with(target: Target, settings: Mapping[str, object], where: Callable[[str], str]) -> Target:
     options = {option.name: option for option in OPTIONS}
     values: dict[str, object] = {}
     for name, value in settings.items():
         if name not in options:
-            of_kind = [option.name for option in OPTIONS if place.kind in option.metadata["kinds"]]
+            of_kind = [option.name for option in OPTIONS if target.kind in option.metadata["kinds"]]
             raise ConfigError(
-                f"{where(name)} is not a setting of a place.",
-                remedy=f"{did_you_mean(name, of_kind)}Settings of {place.kind.value}: {', '.join(of_kind) or 'none'}.",
+                f"{where(name)} is not a setting of a target.",
+                remedy=f"{did_you_mean(name, of_kind)}Settings of {target.kind.value}: {', '.join(of_kind) or 'none'}.",
             )
         kinds = options[name].metadata["kinds"]
-        if place.kind not in kinds:
+        if target.kind not in kinds:
             raise ConfigError(
-                f"{where(name)} does not apply to {place.kind.value}, only to"
+                f"{where(name)} does not apply to {target.kind.value}, only to"
                 f" {', '.join(kind.value for kind in kinds)}.",
                 remedy="Leave it out.",
             )
         if name == "line" and isinstance(value, dict):
             value = [yaml.safe_dump(value, sort_keys=False)]
         read = options[name].metadata["read"](value, where(name))
-        before = vars(place)[name]
+        before = vars(target)[name]
         values[name] = (*before, *read) if isinstance(read, tuple) else read
-    return replace(place, **values)
+    return replace(target, **values)
 
 
 def _content(file: Path) -> dict[str, object]:
-    """The settings of a place file; every value is the text that was written, so that 04:00:00 stays a time."""
+    """The settings of a target file; every value is the text that was written, so that 04:00:00 stays a time."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--on {file}: the file cannot be read: {error}.", remedy="Give the path of a YAML file, or a place."
+            f"--on {file}: the file cannot be read: {error}.", remedy="Give the path of a YAML file, or a target."
         ) from error
     content = _yaml(text, str(file), yaml.BaseLoader)
-    if isinstance(content.get("line"), dict):  # YAML of the place itself, with its own types
+    if isinstance(content.get("line"), dict):  # YAML of the target itself, with its own types
         content["line"] = _yaml(text, str(file))["line"]
     return content
 

@@ -1,4 +1,4 @@
-"""A run as a place must know it: its command, its nodes and devices, and how long it takes to stop."""
+"""A run as a target must know it: its command, its nodes and devices, and how long it takes to stop."""
 
 import math
 import os
@@ -16,8 +16,8 @@ from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.overrides import Typed
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files
 from hybridflow.launch.compose.trainers import RUN, is_run_file, known_command, shown_name
-from hybridflow.launch.places.place import Place, PlaceKind
 from hybridflow.launch.rules.parallelism import parallelism_problems
+from hybridflow.launch.targets.target import Target, TargetKind
 
 _SPARE_SECONDS = 60
 """Time after `trainer.stop_seconds` for the exit of the run and for the requeue; Slurm sends its notice up to 60 s
@@ -81,7 +81,7 @@ class Job:
         return yaml.safe_dump({COMMAND: shown_name(self.trainer), **self.typed.groups, **settings}, sort_keys=False)
 
 
-def read_job(words: Sequence[str], place: Place) -> Job:
+def read_job(words: Sequence[str], target: Target) -> Job:
     """The job of a training command, checked as far as that needs neither its devices, its models nor its data."""
     command, rest = _command_of(words)
     known = None if command == RUN else known_command(command)
@@ -90,17 +90,17 @@ def read_job(words: Sequence[str], place: Place) -> Job:
     composed = compose_run(typed, config_name=flags.config_name)
     config = composed.config
     Faults().check([parallelism_problems], config)
-    _check_resume(config.trainer.resume, place)
+    _check_resume(config.trainer.resume, target)
     uses_gpus = config.trainer.device is not Device.cpu
-    if not config.trainer.devices and place.kind not in (PlaceKind.local, PlaceKind.ray):
+    if not config.trainer.devices and target.kind not in (TargetKind.local, TargetKind.ray):
         raise ConfigError(
-            f"trainer.devices=auto takes the devices that are there, but {place.kind.value} must reserve them.",
+            f"trainer.devices=auto takes the devices that are there, but {target.kind.value} must reserve them.",
             remedy="Set trainer.devices to the number of devices per node.",
             key="trainer.devices",
         )
     written = composed.flat()["trainer.run_dir"]
     job = Job(
-        name=place.name or _name_of(config.trainer.experiment),
+        name=target.name or _name_of(config.trainer.experiment),
         words=(command, *rest),
         files=tuple(flags.files),
         typed=typed,
@@ -113,21 +113,21 @@ def read_job(words: Sequence[str], place: Place) -> Job:
         run_dir=str(written) if written else str(Path("runs", config.trainer.experiment)),
         is_elastic=config.trainer.elastic.min_devices is not None,
     )
-    _check_run_dir(job, place)
-    _check_files(job, place)
-    _check_secrets(place)
+    _check_run_dir(job, target)
+    _check_files(job, target)
+    _check_secrets(target)
     return job
 
 
-def launch_advice(job: Job, place: Place) -> Iterator[Advice]:
+def launch_advice(job: Job, target: Target) -> Iterator[Advice]:
     """Warnings: settings that have no effect where the job runs, and what a run on this machine needs."""
-    if job.is_elastic and place.kind in (PlaceKind.slurm, PlaceKind.skypilot):
+    if job.is_elastic and target.kind in (TargetKind.slurm, TargetKind.skypilot):
         yield Advice(
-            f"trainer.elastic has no effect on {place.kind.value}: when a node is lost, the job ends and starts again"
+            f"trainer.elastic has no effect on {target.kind.value}: when a node is lost, the job ends and starts again"
             " with as many nodes.",
             "Leave it out, or use a Ray cluster or kuberay.",
         )
-    if place.kind is PlaceKind.local and job.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
+    if target.kind is TargetKind.local and job.nodes > 1 and not os.environ.get("RAY_ADDRESS"):
         yield Advice(
             f"trainer.nodes={job.nodes} needs a running Ray cluster, but RAY_ADDRESS is not set.",
             "Start Ray on the nodes (ray start), and set RAY_ADDRESS to the address of its head, such as head:6379.",
@@ -151,35 +151,35 @@ def _name_of(experiment: str) -> str:
     return f"hybridflow-{name}"[:47].rstrip("-")
 
 
-def _check_resume(resume: str, place: Place) -> None:
+def _check_resume(resume: str, target: Target) -> None:
     """Raises `ConfigError` if a job that starts again would not continue its run."""
-    if resume == "auto" or not (place.most_requeues or place.kind is PlaceKind.skypilot):
+    if resume == "auto" or not (target.most_requeues or target.kind is TargetKind.skypilot):
         return
     raise ConfigError(
         f"trainer.resume={resume}: when the job starts again, it would not continue from its own checkpoint.",
         remedy="Use trainer.resume=auto with a new trainer.experiment"
-        + (", or --requeues 0." if place.kind is not PlaceKind.skypilot else "."),
+        + (", or --requeues 0." if target.kind is not TargetKind.skypilot else "."),
         key="trainer.resume",
     )
 
 
-def _check_run_dir(job: Job, place: Place) -> None:
+def _check_run_dir(job: Job, target: Target) -> None:
     """Raises `ConfigError` if the run's directory would be lost with the machines or containers of the job."""
-    if place.kind is PlaceKind.local:
+    if target.kind is TargetKind.local:
         return
-    if place.kind is PlaceKind.slurm:
-        _check_container(job, place)
+    if target.kind is TargetKind.slurm:
+        _check_container(job, target)
         return
-    key, on = f"trainer.run_dir={job.run_dir}", f"on {place.kind.value}"
+    key, on = f"trainer.run_dir={job.run_dir}", f"on {target.kind.value}"
     if not job.run_dir.startswith("/"):
         raise ConfigError(
             f"{key} is relative, and {on} the directory of the job is deleted with it.",
             remedy="Give an absolute trainer.run_dir on storage that all nodes share.",
             key="trainer.run_dir",
         )
-    kept = [mount for mount in place.mount if place.kind is not PlaceKind.skypilot or "://" in mount]
-    is_kept = any(Path(job.run_dir).is_relative_to(directory_of(mount, place)) for mount in kept)
-    if is_kept and place.kind is PlaceKind.skypilot and job.nodes > 1:
+    kept = [mount for mount in target.mount if target.kind is not TargetKind.skypilot or "://" in mount]
+    is_kept = any(Path(job.run_dir).is_relative_to(directory_of(mount, target)) for mount in kept)
+    if is_kept and target.kind is TargetKind.skypilot and job.nodes > 1:
         raise ConfigError(
             f"{key} is in a bucket, but several nodes need a shared file system: in a bucket, a node sees files of"
             " others late, or files cannot be appended to.",
@@ -187,30 +187,30 @@ def _check_run_dir(job: Job, place: Place) -> None:
             " apply), set trainer.run_dir below it, and copy checkpoints to the bucket with trainer.checkpoint_url.",
             key="trainer.run_dir",
         )
-    if place.kind is not PlaceKind.ray and not is_kept and not place.line:
+    if target.kind is not TargetKind.ray and not is_kept and not target.line:
         raise ConfigError(
             f"{key} is not below a mounted directory, and {on} it would be lost with the machines of the job.",
             remedy=f"Mount storage that all nodes share, such as --mount"
-            f" {'CLAIM:/shared' if place.kind is PlaceKind.kuberay else 's3://BUCKET:/shared'}, and set"
+            f" {'CLAIM:/shared' if target.kind is TargetKind.kuberay else 's3://BUCKET:/shared'}, and set"
             " trainer.run_dir below it.",
             key="trainer.run_dir",
         )
 
 
-def _check_container(job: Job, place: Place) -> None:
+def _check_container(job: Job, target: Target) -> None:
     """Raises `ConfigError` if a container hides the run's directory or the node's /tmp."""
-    if place.image is None:
+    if target.image is None:
         return
-    directories = [Path(directory_of(mount, place)) for mount in place.mount]
-    if place.uses_pyxis and Path("/tmp") in directories:
+    directories = [Path(directory_of(mount, target)) for mount in target.mount]
+    if target.uses_pyxis and Path("/tmp") in directories:
         raise ConfigError(
             "--mount gives the container another /tmp, but the processes of a node meet in the node's /tmp.",
             remedy="Mount the directory elsewhere.",
         )
-    visible = [*directories, *([Path.cwd()] if place.directory is None else [])]
-    if not place.uses_pyxis:  # Apptainer mounts these
+    visible = [*directories, *([Path.cwd()] if target.directory is None else [])]
+    if not target.uses_pyxis:  # Apptainer mounts these
         visible += [Path.cwd(), Path.home()]
-    run_dir = Path(place.directory or Path.cwd(), job.run_dir)
+    run_dir = Path(target.directory or Path.cwd(), job.run_dir)
     if not any(run_dir.is_relative_to(directory) for directory in visible):
         raise ConfigError(
             f"trainer.run_dir={job.run_dir} is not in a mounted directory, so that it would be lost with the container"
@@ -221,11 +221,11 @@ def _check_container(job: Job, place: Place) -> None:
         )
 
 
-def _check_secrets(place: Place) -> None:
+def _check_secrets(target: Target) -> None:
     """Raises `ConfigError` for a secret that the environment does not have; Kubernetes has its own."""
-    if place.kind is PlaceKind.kuberay:
+    if target.kind is TargetKind.kuberay:
         return
-    for name in place.secret:
+    for name in target.secret:
         if name not in os.environ:
             raise ConfigError(
                 f"--secret {name}: there is no such variable in this environment.",
@@ -233,18 +233,18 @@ def _check_secrets(place: Place) -> None:
             )
 
 
-def _check_files(job: Job, place: Place) -> None:
+def _check_files(job: Job, target: Target) -> None:
     """Raises `ConfigError` for run files that are not copied with the working directory."""
-    if place.kind not in (PlaceKind.ray, PlaceKind.skypilot):
+    if target.kind not in (TargetKind.ray, TargetKind.skypilot):
         return
     for file in job.files:
         if not file.absolute().resolve().is_relative_to(Path.cwd().resolve()) or file.is_absolute():
             raise ConfigError(
-                f"{file} is not in the working directory, which {place.kind.value} copies for the job.",
+                f"{file} is not in the working directory, which {target.kind.value} copies for the job.",
                 remedy="Start in a directory that contains the run file, and give its relative path.",
             )
 
 
-def directory_of(mount: str, place: Place) -> str:
+def directory_of(mount: str, target: Target) -> str:
     """The directory of a mount; the source may have colons of its own, as in s3://bucket."""
-    return mount.rpartition(":")[2] if place.kind is not PlaceKind.slurm else mount.split(":")[1]
+    return mount.rpartition(":")[2] if target.kind is not TargetKind.slurm else mount.split(":")[1]

@@ -3,21 +3,21 @@
 import secrets
 from importlib.resources import files
 
-from hybridflow.launch.places.job import Job, directory_of
-from hybridflow.launch.places.place import Place
-from hybridflow.launch.places.texts import manifest_text, merged, variable
+from hybridflow.launch.targets.job import Job, directory_of
+from hybridflow.launch.targets.target import Target
+from hybridflow.launch.targets.texts import manifest_text, merged, variable
 from hybridflow.process import STATUS_AFTER_NOTICE
 
 _HERE = "."
 
 
-def task_text(job: Job, place: Place) -> str:
+def task_text(job: Job, target: Target) -> str:
     """The task as YAML. Several nodes start a Ray of their own, next to SkyPilot's, with a token made for the job."""
     wanted = {
-        "accelerators": f"{place.gpu}:{job.gpus}" if job.gpus else None,
-        "cpus": None if place.cpus is None else f"{place.cpus}+",
-        "memory": None if place.gigabytes is None else f"{place.gigabytes}+",
-        "image_id": None if place.image is None else f"docker:{place.image}",
+        "accelerators": f"{target.gpu}:{job.gpus}" if job.gpus else None,
+        "cpus": None if target.cpus is None else f"{target.cpus}+",
+        "memory": None if target.gigabytes is None else f"{target.gigabytes}+",
+        "image_id": None if target.image is None else f"docker:{target.image}",
     }
     resources: dict[str, object] = {name: value for name, value in wanted.items() if value is not None}
     resources["job_recovery"] = {"recover_on_exit_codes": [STATUS_AFTER_NOTICE]}
@@ -26,13 +26,13 @@ def task_text(job: Job, place: Place) -> str:
         "workdir": _HERE,
         "num_nodes": job.nodes,
         "resources": resources,
-        "envs": place.variables,
-        "secrets": dict.fromkeys(place.secret) | ({"RAY_AUTH_TOKEN": secrets.token_hex(32)} if job.nodes > 1 else {}),
-        "file_mounts": {directory_of(mount, place): _mounted(mount.rpartition(":")[0]) for mount in place.mount},
-        "setup": "".join(f"{line}\n" for line in place.setup),
+        "envs": target.variables,
+        "secrets": dict.fromkeys(target.secret) | ({"RAY_AUTH_TOKEN": secrets.token_hex(32)} if job.nodes > 1 else {}),
+        "file_mounts": {directory_of(mount, target): _mounted(mount.rpartition(":")[0]) for mount in target.mount},
+        "setup": "".join(f"{line}\n" for line in target.setup),
         "run": _run(job),
     }
-    return manifest_text(merged({name: value for name, value in task.items() if value}, place.merged))
+    return manifest_text(merged({name: value for name, value in task.items() if value}, target.merged))
 
 
 def _mounted(source: str) -> object:

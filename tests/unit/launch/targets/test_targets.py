@@ -1,4 +1,4 @@
-"""`hybridflow launch --dry-run`: the scripts and manifests of each place, and the errors."""
+"""`hybridflow launch --dry-run`: the scripts and manifests of each target, and the errors."""
 
 import json
 import os
@@ -24,7 +24,7 @@ model.path: /shared/models/mine
 data.train_files: [/shared/it's.jsonl]
 reward.functions: [gsm8k]
 """
-PLACES = {
+TARGETS = {
     "slurm": """
 --partition gpu --account rl --time 1-12:00:00 --gpu h100 --directory /shared/project --mount /data:/data --env A=b=c
 --mount /shared:/shared --secret HF_TOKEN
@@ -77,15 +77,15 @@ def without_asset(text: str, name: str) -> str:
     return text.replace(asset, f"({name})\n").replace(indented, f"  ({name})\n")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_place_is_given_what_is_in_its_golden_file(desk, capsys, place):
-    text = printed(capsys, "--on", place, *shlex.split(PLACES[place]), *RUN)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_is_given_what_is_in_its_golden_file(desk, capsys, target):
+    text = printed(capsys, "--on", target, *shlex.split(TARGETS[target]), *RUN)
     assert "the secret" not in text
     text = re.sub(r"(RAY_AUTH_TOKEN: )[0-9a-f]{64}", r"\1TOKEN", text)
     text = re.sub(r"(rayVersion: )[0-9.]+", r"\1VERSION", text)
-    if place in ("slurm", "skypilot"):
-        text = without_asset(text, f"{place}.sh")
-    golden = HERE / "golden" / f"{place}.txt"
+    if target in ("slurm", "skypilot"):
+        text = without_asset(text, f"{target}.sh")
+    golden = HERE / "golden" / f"{target}.txt"
     if os.environ.get("WRITE_GOLDEN_FILES"):
         golden.write_text(text)
     assert text == golden.read_text()
@@ -93,11 +93,11 @@ def test_a_place_is_given_what_is_in_its_golden_file(desk, capsys, place):
 
 @pytest.mark.parametrize("words", [RUN, ["grpo", "trainer.device=cpu", "trainer.run_dir=/shared/r", "task=calculator"]])
 def test_manifests_have_the_published_schemas(desk, capsys, words):
-    schema = {place: yaml.safe_load((HERE / f"{place}_schema.yaml").read_text()) for place in ("rayjob", "skypilot")}
-    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(PLACES["kuberay"]), *words))
+    schema = {target: yaml.safe_load((HERE / f"{target}_schema.yaml").read_text()) for target in ("rayjob", "skypilot")}
+    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(TARGETS["kuberay"]), *words))
     jsonschema.validate(rayjob, schema["rayjob"])
     subprocess.run(["bash", "-n"], input=annotations(rayjob)["hybridflow/start.sh"], check=True, text=True)
-    task = yaml.safe_load(printed(capsys, "--on", "skypilot", *shlex.split(PLACES["skypilot"]), *words))
+    task = yaml.safe_load(printed(capsys, "--on", "skypilot", *shlex.split(TARGETS["skypilot"]), *words))
     jsonschema.validate(task, schema["skypilot"])
     subprocess.run(["bash", "-n"], input=task["run"], check=True, text=True)
     with pytest.raises(jsonschema.ValidationError):
@@ -105,7 +105,7 @@ def test_manifests_have_the_published_schemas(desk, capsys, words):
 
 
 def test_the_settings_in_a_manifest_are_those_of_the_run(desk, capsys):
-    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(PLACES["kuberay"]), *RUN))
+    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(TARGETS["kuberay"]), *RUN))
     (desk / "from_manifest.yaml").write_text(annotations(rayjob)["hybridflow/run.yaml"])
     texts = []
     for words in (RUN, ["run", "from_manifest.yaml"]):
@@ -127,9 +127,9 @@ def test_the_batch_script_is_bash_and_keeps_the_words_of_the_command(desk, capsy
     assert shown == [*words, "it's me"]
 
 
-def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
+def test_a_target_file_gives_options_and_the_command_line_wins(desk, capsys):
     (desk / "cluster.yaml").write_text(
-        "place: slurm\npartition: gpu\ntime: 04:00:00\nsetup: [module load cuda]\nenv: {A: 0123, B: no}\nrequeues: 0\n"
+        "target: slurm\npartition: gpu\ntime: 04:00:00\nsetup: [module load cuda]\nenv: {A: 0123, B: no}\nrequeues: 0\n"
     )
     script = printed(
         capsys, "--on", "cluster.yaml", "--partition", "short", "--setup", "source v", "--env", "A=2", *RUN
@@ -137,7 +137,7 @@ def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
     for line in ("--partition=short", "--time=04:00:00", "--no-requeue"):
         assert f"#SBATCH {line}\n" in script
     assert "export A=2\nexport B=no\nmodule load cuda\nsource v\n" in script
-    (desk / "k8s.yaml").write_text("place: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
+    (desk / "k8s.yaml").write_text("target: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
     rayjob = yaml.safe_load(printed(capsys, "--on", "k8s.yaml", *RUN))
     assert rayjob["spec"]["suspend"] is True and rayjob["spec"]["backoffLimit"] == 3
 
@@ -198,23 +198,23 @@ def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
     (desk / "sky").write_text('#!/bin/bash\nprintf "%s " "${@:1:$#-1}" > submitted\n')
     (desk / "sky").chmod(0o755)
     monkeypatch.setenv("PATH", f"{desk}:{os.environ['PATH']}")
-    assert main(["launch", "--on", "skypilot", *shlex.split(PLACES["skypilot"]), *RUN]) == 0
+    assert main(["launch", "--on", "skypilot", *shlex.split(TARGETS["skypilot"]), *RUN]) == 0
     assert (desk / "submitted").read_text() == "jobs launch --yes --secret HF_TOKEN "
 
 
 @pytest.mark.parametrize(
     ("words", "message", "remedy"),
     [
-        (["grpo"], "--on is missing", "--on local, ray, slurm, kuberay, skypilot, or a place file"),
+        (["grpo"], "--on is missing", "--on local, ray, slurm, kuberay, skypilot, or a target file"),
         (
             ["--on", "slurm", "--partitoin=x", "grpo"],
             "There is no option --partitoin=x.",
             "Did you mean '--partition'?",
         ),
-        (["--on", "slrum"], "--on=slrum is not a place.", "Did you mean 'slurm'? Use local, ray, slurm,"),
+        (["--on", "slrum"], "--on=slrum is not a target.", "Did you mean 'slurm'? Use local, ray, slurm,"),
         (["--on", "none.yaml"], "--on none.yaml: the file cannot be read", "Give the path of a YAML file"),
-        (["--on", "bare.yaml"], "bare.yaml: place is missing.", "a file that says place: slurm"),
-        (["--on", "typo.yaml"], "typo.yaml: partitoin is not a setting of a place.", "Did you mean 'partition'?"),
+        (["--on", "bare.yaml"], "bare.yaml: target is missing.", "a file that says target: slurm"),
+        (["--on", "typo.yaml"], "typo.yaml: partitoin is not a setting of a target.", "Did you mean 'partition'?"),
         (["--on", "broken.yaml"], "broken.yaml is not YAML", "Correct it"),
         (["--on", "slurm", "--time", "90"], "--time=90 is not a time", "HH:MM:SS"),
         (["--on", "slurm", "--memory", "lots"], "--memory=lots is not an amount", "512G"),
@@ -252,8 +252,8 @@ def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
 )
 def test_bad_input_is_a_sentence_with_a_remedy(desk, capsys, words, message, remedy):
     (desk / "bare.yaml").write_text("partition: x\n")
-    (desk / "typo.yaml").write_text("place: slurm\npartitoin: x\n")
-    (desk / "broken.yaml").write_text("place: [\n")
+    (desk / "typo.yaml").write_text("target: slurm\npartitoin: x\n")
+    (desk / "broken.yaml").write_text("target: [\n")
     (desk.parent / "run.yaml").write_text(RUN_FILE)
     if words[1:] and words[1] in ("kuberay", "skypilot", "ray"):
         mounts = [] if words[1] == "ray" else ["--mount", "s3://b:/shared"]

@@ -17,7 +17,7 @@ from ray.util.placement_group import remove_placement_group
 
 from hybridflow.controller.backends.interface import Arguments, BackendOptions, Broken, Handle, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect, free_node_devices, is_joined
-from hybridflow.controller.backends.ray.host import Host, host_of
+from hybridflow.controller.backends.ray.host import RAY_HOST, Host, host_of
 from hybridflow.controller.backends.ray.placement import (
     PlacedPool,
     devices_by_node,
@@ -87,13 +87,14 @@ class RayBackend:
         host = host_of(handle)
         if host.died is not None:
             raise host.died
-        run, target, sent_at = host.actor.run, [handle.worker, handle.role, method], time.time()
+        target, sent_at = [handle.worker, handle.role, method], time.time()
+        name = f"{RAY_HOST} {handle.role}.{method} rank {host.rank}"  # that ps shows during the call
+        run = host.actor.run.options(name=name, num_returns=form.objects)
         if form is VALUE and not arguments.args and not arguments.kwargs:
             value = run.remote(target)
             packets: tuple[ray.ObjectRef, ...] = ()
         else:
-            sent = run if form.objects == 1 else run.options(num_returns=form.objects)
-            answer = sent.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
+            answer = run.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
         pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)

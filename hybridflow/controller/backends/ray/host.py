@@ -23,9 +23,14 @@ from hybridflow.controller.backends.ray.loaded import Loaded, load, loaded_modul
 from hybridflow.controller.backends.ray.pulse import start_beating
 from hybridflow.controller.failures import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.signed_store import StoreAddress
+from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import WorkerHost
 from hybridflow.errors import NodeLost, WorkerDied
 from hybridflow.observability.logs import configure_logging
+
+RAY_HOST = "RayHost"
+"""Begins the names of the processes of ranks, after Ray's `ray::`."""
 
 _LOOK_SECONDS = 0.2
 
@@ -61,6 +66,12 @@ class RayHost(WorkerHost):
     def __init__(self, place: Place, *, heart: str) -> None:
         start_beating(heart, device=place.device)
         self._settle(place)
+
+    def build(self, spec: WorkerSpec, address: StoreAddress | None) -> HostInfo:
+        """Constructs the worker of a role, and adds the role to the name of this process."""
+        info = super().build(spec, address)
+        type(self).__name__ = f"{RAY_HOST} {'+'.join(self.workers)} rank {self.rank}"  # Ray names the process by it
+        return info
 
     def loaded(self) -> Loaded:
         """The modules that this process has imported."""

@@ -1,6 +1,7 @@
 """Settings of another system as settings of hybridflow."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ NO_CRITIC = "the algorithm has no critic"
 NOT_GIVEN = ""
 """The value of a setting that nobody gave."""
 
+_OPTION = re.compile(r"--?[A-Za-z]")
 _FIRST = ("model", "data", "algorithm", "dataflow", "dataflow_settings", "reward", "rollout", "actor", "critic")
 """Sections in the order in which a translated command has them; the others follow."""
 
@@ -199,6 +201,27 @@ def as_list(text: str) -> list[str]:
     except (yaml.YAMLError, ValueError):
         found = text
     return [str(item) for item in found] if isinstance(found, list) else [text]
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """`--name value ...`, `--name=value` and `--switch`, by name; several values are joined by commas."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if _OPTION.match(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            found[name] = [value] if equals else []
+        elif name:
+            found[name].append(word.rstrip(","))
+    return {name: ",".join(values) if values else "true" for name, values in found.items()}
+
+
+def limit_of_both(prompt: int, response: int) -> str:
+    """Why a limit of prompt and response together is not translated."""
+    return (
+        f"it limits prompt and response together, hybridflow each of them: here {prompt} and {response} tokens; set"
+        " data.max_prompt_tokens and data.max_response_tokens to what the data need"
+    )
 
 
 def _group(row: OtherName, name: str) -> str:

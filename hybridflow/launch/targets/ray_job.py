@@ -5,35 +5,35 @@ import os
 from pathlib import Path
 
 from hybridflow.errors import ConfigError
-from hybridflow.launch.places.job import Job
-from hybridflow.launch.places.place import Place
-from hybridflow.launch.places.texts import merged
+from hybridflow.launch.targets.job import Job
+from hybridflow.launch.targets.target import Target
+from hybridflow.launch.targets.texts import merged
 
 _ADDRESS = "RAY_API_SERVER_ADDRESS"
 _SPARE_SECONDS = 5
 
 
-def submit_words(job: Job, place: Place) -> list[str]:
+def submit_words(job: Job, target: Target) -> list[str]:
     """The command that copies the working directory to the cluster and starts the driver there.
 
     `ray job stop` then gives the run the time to save a checkpoint; Ray's default is 3 seconds.
     """
-    address = place.address or os.environ.get(_ADDRESS)
+    address = target.address or os.environ.get(_ADDRESS)
     if address is None:
         raise ConfigError(
             f"There is no address of a Ray cluster: neither --address nor {_ADDRESS} is set.",
             remedy="Give the address of its job server, such as --address http://head:8265.",
         )
     stop = {"RAY_JOB_STOP_WAIT_TIME_S": str(job.stop_seconds + _SPARE_SECONDS)}
-    environment: dict[str, object] = {"env_vars": {**stop, **place.variables}}
-    if place.requirements is not None:
-        if "pip" in place.merged:
+    environment: dict[str, object] = {"env_vars": {**stop, **target.variables}}
+    if target.requirements is not None:
+        if "pip" in target.merged:
             raise ConfigError(
                 "--requirements and pip in --line both give the packages of the job.",
                 remedy="Leave out one of them.",
             )
-        environment["pip"] = _required(Path(place.requirements))
-    described = json.dumps(merged(environment, place.merged))
+        environment["pip"] = _required(Path(target.requirements))
+    described = json.dumps(merged(environment, target.merged))
     options = [f"--address={address}", "--working-dir=.", f"--runtime-env-json={described}", "--no-wait"]
     return ["ray", "job", "submit", *options, "--", "hybridflow", *job.words]
 

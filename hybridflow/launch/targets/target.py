@@ -1,4 +1,4 @@
-"""The settings of a place where runs are launched, from a file and from options."""
+"""The settings of a target where runs are launched, from a file and from options."""
 
 import json
 import re
@@ -14,10 +14,10 @@ import yaml
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.trainers import SUFFIXES
-from hybridflow.launch.places.texts import manifest_text, merged
+from hybridflow.launch.targets.texts import manifest_text, merged
 
 
-class PlaceKind(Enum):
+class TargetKind(Enum):
     """The systems to which runs can be submitted."""
 
     local = "local"
@@ -30,11 +30,13 @@ class PlaceKind(Enum):
 _Read = Callable[[object, str], str | int | tuple[str, ...]]
 _SECONDS = (86400, 3600, 60, 1)
 
-_REQUEUES = {PlaceKind.slurm: 20, PlaceKind.kuberay: 3}
+_APPTAINER = ".sif"
+_REQUEUES = {TargetKind.slurm: 20, TargetKind.kuberay: 3}
+_REQUEUES = {TargetKind.slurm: 20, TargetKind.kuberay: 3}
 _MOUNT_FORMS = {
-    PlaceKind.slurm: (r"/[^:]*:/[^:]*(:[^:]+)?", "a directory and where it is mounted, such as /data:/data"),
-    PlaceKind.kuberay: (r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?:/[^:]*", "a claim and where it is mounted: claim:/data"),
-    PlaceKind.skypilot: (r".+:/[^:]*", "a bucket or directory and where it is mounted, such as s3://bucket:/data"),
+    TargetKind.slurm: (r"/[^:]*:/[^:]*(:[^:]+)?", "a directory and where it is mounted, such as /data:/data"),
+    TargetKind.kuberay: (r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?:/[^:]*", "a claim and where it is mounted: claim:/data"),
+    TargetKind.skypilot: (r".+:/[^:]*", "a bucket or directory and where it is mounted, such as s3://bucket:/data"),
 }
 
 
@@ -111,24 +113,32 @@ def _variables(value: object, where: str) -> tuple[str, ...]:
     return pairs
 
 
+def _names(value: object, where: str) -> tuple[str, ...]:
+    names = _texts(value, where)
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][-.\w]*", name):
+            raise _wrong(where, name, "a name, without a value")
+    return names
+
+
 def _name(value: object, where: str) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", value):
         raise _wrong(where, value, "a name of lowercase letters, digits and dashes, of at most 47 characters")
     return value
 
 
-def _option(form: str, about: str, read: _Read, *kinds: PlaceKind, default: tuple[str, ...] | None = None) -> Any:
+def _option(form: str, about: str, read: _Read, *kinds: TargetKind, default: tuple[str, ...] | None = None) -> Any:
     return field(default=default, metadata={"form": form, "about": about, "read": read, "kinds": kinds})
 
 
-_SLURM, _KUBERAY, _SKYPILOT, _RAY = PlaceKind.slurm, PlaceKind.kuberay, PlaceKind.skypilot, PlaceKind.ray
+_SLURM, _KUBERAY, _SKYPILOT, _RAY = TargetKind.slurm, TargetKind.kuberay, TargetKind.skypilot, TargetKind.ray
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place and its settings. The same names are options of `hybridflow launch` and keys of a place file."""
+class Target:
+    """A target and its settings. The same names are options of `hybridflow launch` and keys of a target file."""
 
-    kind: PlaceKind
+    kind: TargetKind
     name: str | None = _option("NAME", "name of the job", _name, _RAY, _SLURM, _KUBERAY, _SKYPILOT)
     address: str | None = _option("URL", "address of Ray's job server, such as http://head:8265", _word, _RAY)
     requirements: str | None = _option("FILE", "requirements file that Ray installs for the job", _text, _RAY)
@@ -162,6 +172,11 @@ class Place:
     env: tuple[str, ...] = _option(
         "NAME=VALUE", "environment variable", _variables, _RAY, _SLURM, _KUBERAY, _SKYPILOT, default=()
     )
+    secret: tuple[str, ...] = _option(
+        "NAME",
+        "environment variable with the value that it has here, which is not written down; on kuberay, a Secret",
+        _names, _SLURM, _KUBERAY, _SKYPILOT, default=(),
+    )  # fmt: skip
     requeues: int | None = _option(
         "N",
         "starts after the first: after a notice or a lost node (slurm, default 20), or a failure (kuberay, default 3)",
@@ -177,6 +192,11 @@ class Place:
     def most_requeues(self) -> int:
         """How often the job may start again."""
         return _REQUEUES.get(self.kind, 0) if self.requeues is None else self.requeues
+
+    @property
+    def uses_pyxis(self) -> bool:
+        """Whether Slurm starts each step in a container of its own."""
+        return self.kind is TargetKind.slurm and self.image is not None and not self.image.endswith(_APPTAINER)
 
     @property
     def seconds(self) -> int | None:
@@ -199,16 +219,16 @@ class Place:
 
     @property
     def merged(self) -> dict[str, object]:
-        """The lines as YAML, one after another, which places with a manifest merge into it."""
+        """The lines as YAML, one after another, which targets with a manifest merge into it."""
         return reduce(merged, (_plain_yaml(line, f"--line of {self.kind.value}") for line in self.line), {})
 
 
-OPTIONS: tuple[Field, ...] = tuple(option for option in fields(Place) if option.metadata)
-"""The settings of all places; the metadata of each say what it is and which places have it."""
+OPTIONS: tuple[Field, ...] = tuple(option for option in fields(Target) if option.metadata)
+"""The settings of all targets; the metadata of each say what it is and which targets have it."""
 
 
-def read_place(on: str, given: Mapping[str, object]) -> Place:
-    """The place that `--on` names: one of the kinds, or a YAML file with `place: KIND` and settings.
+def read_target(on: str, given: Mapping[str, object]) -> Target:
+    """The target that `--on` names: one of the kinds, or a YAML file with `target: KIND` and settings.
 
     `given` are the options of the command line, which win over the file; lists are joined.
     """
@@ -216,70 +236,70 @@ def read_place(on: str, given: Mapping[str, object]) -> Place:
     kind, where = on, "--on"
     if Path(on).suffix in SUFFIXES:
         in_file = _content(Path(on))
-        kind, where = str(in_file.pop("place", None) or ""), f"{on}: place"
-    known = [each.value for each in PlaceKind]
+        kind, where = str(in_file.pop("target", None) or ""), f"{on}: target"
+    known = [each.value for each in TargetKind]
     if kind not in known:
-        found = f"{where} is missing" if not kind else f"{where}={kind} is not a place"
+        found = f"{where} is missing" if not kind else f"{where}={kind} is not a target"
         raise ConfigError(
             f"{found}.",
-            remedy=f"{did_you_mean(kind, known)}Use {', '.join(known)}, or a file that says place: slurm.",
+            remedy=f"{did_you_mean(kind, known)}Use {', '.join(known)}, or a file that says target: slurm.",
         )
-    place = Place(PlaceKind(kind))
-    place = _with(place, in_file, lambda name: f"{on}: {name}")
-    place = _with(place, given, lambda name: f"--{name}")
-    _check_forms(place)
-    return place
+    target = Target(TargetKind(kind))
+    target = _with(target, in_file, lambda name: f"{on}: {name}")
+    target = _with(target, given, lambda name: f"--{name}")
+    _check_forms(target)
+    return target
 
 
-def _check_forms(place: Place) -> None:
-    """Raises `ConfigError` for lines and mounts that do not have the form that the kind of place needs."""
-    on = f"of {place.kind.value}"
-    for line in place.line if place.kind is _SLURM else ():
+def _check_forms(target: Target) -> None:
+    """Raises `ConfigError` for lines and mounts that do not have the form that the kind of target needs."""
+    on = f"of {target.kind.value}"
+    for line in target.line if target.kind is _SLURM else ():
         if not re.fullmatch(r"(#SBATCH )?-.+", line) or not line.isprintable():
             raise _wrong(f"--line {on}", line, "an option of sbatch on one line, such as --qos=high")
-    if place.kind is not _SLURM:
-        _ = place.merged
-    form, wanted = _MOUNT_FORMS.get(place.kind, ("", ""))
-    for mount in place.mount:
+    if target.kind is not _SLURM:
+        _ = target.merged
+    form, wanted = _MOUNT_FORMS.get(target.kind, ("", ""))
+    for mount in target.mount:
         if not re.fullmatch(form, mount):
             raise _wrong(f"--mount {on}", mount, wanted)
 
 
-def _with(place: Place, settings: Mapping[str, object], where: Callable[[str], str]) -> Place:
+def _with(target: Target, settings: Mapping[str, object], where: Callable[[str], str]) -> Target:
     options = {option.name: option for option in OPTIONS}
     values: dict[str, object] = {}
     for name, value in settings.items():
         if name not in options:
-            of_kind = [option.name for option in OPTIONS if place.kind in option.metadata["kinds"]]
+            of_kind = [option.name for option in OPTIONS if target.kind in option.metadata["kinds"]]
             raise ConfigError(
-                f"{where(name)} is not a setting of a place.",
-                remedy=f"{did_you_mean(name, of_kind)}Settings of {place.kind.value}: {', '.join(of_kind) or 'none'}.",
+                f"{where(name)} is not a setting of a target.",
+                remedy=f"{did_you_mean(name, of_kind)}Settings of {target.kind.value}: {', '.join(of_kind) or 'none'}.",
             )
         kinds = options[name].metadata["kinds"]
-        if place.kind not in kinds:
+        if target.kind not in kinds:
             raise ConfigError(
-                f"{where(name)} does not apply to {place.kind.value}, only to"
+                f"{where(name)} does not apply to {target.kind.value}, only to"
                 f" {', '.join(kind.value for kind in kinds)}.",
                 remedy="Leave it out.",
             )
         if name == "line" and isinstance(value, dict):
             value = [manifest_text(value)]
         read = options[name].metadata["read"](value, where(name))
-        before = vars(place)[name]
+        before = vars(target)[name]
         values[name] = (*before, *read) if isinstance(read, tuple) else read
-    return replace(place, **values)
+    return replace(target, **values)
 
 
 def _content(file: Path) -> dict[str, object]:
-    """The settings of a place file; every value is the text that was written, so that 04:00:00 stays a time."""
+    """The settings of a target file; every value is the text that was written, so that 04:00:00 stays a time."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"--on {file}: the file cannot be read: {error}.", remedy="Give the path of a YAML file, or a place."
+            f"--on {file}: the file cannot be read: {error}.", remedy="Give the path of a YAML file, or a target."
         ) from error
     content = _yaml(text, str(file), _Texts)
-    if isinstance(content.get("line"), dict):  # YAML of the place itself, with its own types
+    if isinstance(content.get("line"), dict):  # YAML of the target itself, with its own types
         content["line"] = _plain_yaml(text, str(file))["line"]
     return content
 

@@ -1,4 +1,4 @@
-"""The submission of a job to each place: the text that it is given, and the program that takes it."""
+"""The submission of a job to each target: the text that it is given, and the program that takes it."""
 
 import shlex
 import subprocess
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.errors import ConfigError, ResourceError
-from hybridflow.launch.places.job import Job
-from hybridflow.launch.places.kuberay import rayjob_manifest
-from hybridflow.launch.places.place import Place, PlaceKind
-from hybridflow.launch.places.ray_job import submit_words
-from hybridflow.launch.places.skypilot import task_text
-from hybridflow.launch.places.slurm import sbatch_script
+from hybridflow.launch.targets.job import Job
+from hybridflow.launch.targets.kuberay import rayjob_manifest
+from hybridflow.launch.targets.ray_job import submit_words
+from hybridflow.launch.targets.skypilot import task_text
+from hybridflow.launch.targets.slurm import sbatch_script
+from hybridflow.launch.targets.target import Target, TargetKind
 
 _INSTALLED_BY = {
     "sbatch": "Submit from a login node of the cluster, on which Slurm is installed.",
@@ -47,30 +47,33 @@ class Submission:
             _run([*self.command, str(file)])
 
 
-def submission_of(job: Job, place: Place) -> Submission:
-    """The submission of a job to a place."""
-    kind = place.kind
-    if kind is PlaceKind.slurm:
-        if place.mount:
+def submission_of(job: Job, target: Target) -> Submission:
+    """The submission of a job to a target."""
+    kind = target.kind
+    if kind is TargetKind.slurm:
+        if target.mount:
             _check_given(
-                place, "image", "the image of a container, or leave --mount out: without one, nodes see their disks"
+                target, "image", "the image of a container, or leave --mount out: without one, nodes see their disks"
             )
-        return Submission(("sbatch",), sbatch_script(job, place), ".sh")
-    if kind is PlaceKind.kuberay:
-        _check_given(place, "image", "the image of the pods, with hybridflow installed")
-        return Submission(("kubectl", "create", "-f"), rayjob_manifest(job, place), ".yaml")
-    if kind is PlaceKind.skypilot:
+        return Submission(("sbatch",), sbatch_script(job, target), ".sh")
+    if kind is TargetKind.kuberay:
+        _check_given(target, "image", "the image of the pods, with hybridflow installed")
+        return Submission(("kubectl", "create", "-f"), rayjob_manifest(job, target), ".yaml")
+    if kind is TargetKind.skypilot:
         if job.gpus:
-            _check_given(place, "gpu", "the kind of GPU, such as H100; for a run on CPUs, set trainer.device=cpu")
-        return Submission(("sky", "jobs", "launch", "--yes"), task_text(job, place), ".yaml")
-    if kind is PlaceKind.ray:
-        return Submission(tuple(submit_words(job, place)))
+            _check_given(target, "gpu", "the kind of GPU, such as H100; for a run on CPUs, set trainer.device=cpu")
+        secrets = [
+            word for name in target.secret for word in ("--secret", name)
+        ]  # which sky reads from this environment
+        return Submission(("sky", "jobs", "launch", "--yes", *secrets), task_text(job, target), ".yaml")
+    if kind is TargetKind.ray:
+        return Submission(tuple(submit_words(job, target)))
     return Submission(("hybridflow", *job.words))
 
 
-def _check_given(place: Place, name: str, what: str) -> None:
-    if not vars(place)[name]:
-        raise ConfigError(f"--{name} is missing for {place.kind.value}.", remedy=f"Give {what}.")
+def _check_given(target: Target, name: str, what: str) -> None:
+    if not vars(target)[name]:
+        raise ConfigError(f"--{name} is missing for {target.kind.value}.", remedy=f"Give {what}.")
 
 
 def _run(command: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""`hybridflow launch --dry-run`: the scripts and manifests of each place, and the errors."""
+"""`hybridflow launch --dry-run`: the scripts and manifests of each target, and the errors."""
 
 import json
 import os
@@ -24,16 +24,17 @@ model.path: /shared/models/mine
 data.train_files: [/shared/it's.jsonl]
 reward.functions: [gsm8k]
 """
-PLACES = {
+TARGETS = {
     "slurm": """
 --partition gpu --account rl --time 1-12:00:00 --gpu h100 --directory /shared/project --mount /data:/data --env A=b=c
+--mount /shared:/shared --secret HF_TOKEN
 --image /images/hybridflow.sqsh --setup 'module load cuda' --setup 'source .venv/bin/activate' --line=--qos=high""",
     "kuberay": """
 --image me/hybridflow:1 --mount claim:/shared --mount claim:/data --cpus 64 --memory 1T --time 12:00:00 --env A=b
---directory /shared/project --line 'metadata: {labels: {kueue.x-k8s.io/queue-name: team}}'""",
+--secret tokens --directory /shared/project --line 'metadata: {labels: {kueue.x-k8s.io/queue-name: team}}'""",
     "skypilot": """
---gpu H100 --cpus 64 --memory 512G --mount s3://bucket:/shared --setup 'pip install -r requirements.txt' --env A=b
---line 'resources: {use_spot: true, infra: aws}'""",
+--gpu H100 --cpus 64 --memory 512G --mount s3://bucket:/data --setup 'pip install -r requirements.txt' --env A=b
+--secret HF_TOKEN --line 'resources: {use_spot: true, infra: aws}' --line 'volumes: {/shared: fast}'""",
     "ray": """
 --address http://head:8265 --requirements requirements.txt --env A=b --line 'excludes: [data]'""",
 }
@@ -43,7 +44,9 @@ PLACES = {
 def desk(tmp_path, monkeypatch):
     """A directory with a run file and requirements."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "the secret")
     (tmp_path / "run.yaml").write_text(RUN_FILE)
     (tmp_path / "requirements.txt").write_text("# of the rewards\nmath-verify>=0.9\n\n")
     return tmp_path
@@ -74,13 +77,15 @@ def without_asset(text: str, name: str) -> str:
     return text.replace(asset, f"({name})\n").replace(indented, f"  ({name})\n")
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_place_is_given_what_is_in_its_golden_file(desk, capsys, place):
-    text = printed(capsys, "--on", place, *shlex.split(PLACES[place]), *RUN)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_is_given_what_is_in_its_golden_file(desk, capsys, target):
+    text = printed(capsys, "--on", target, *shlex.split(TARGETS[target]), *RUN)
+    assert "the secret" not in text
     text = re.sub(r"(RAY_AUTH_TOKEN: )[0-9a-f]{64}", r"\1TOKEN", text)
-    if place in ("slurm", "skypilot"):
-        text = without_asset(text, f"{place}.sh")
-    golden = HERE / "golden" / f"{place}.txt"
+    text = re.sub(r"(rayVersion: )\"[0-9.]+\"", r"\1VERSION", text)
+    if target in ("slurm", "skypilot"):
+        text = without_asset(text, f"{target}.sh")
+    golden = HERE / "golden" / f"{target}.txt"
     if os.environ.get("WRITE_GOLDEN_FILES"):
         golden.write_text(text)
     assert text == golden.read_text()
@@ -88,11 +93,11 @@ def test_a_place_is_given_what_is_in_its_golden_file(desk, capsys, place):
 
 @pytest.mark.parametrize("words", [RUN, ["grpo", "trainer.device=cpu", "trainer.run_dir=/shared/r", "task=calculator"]])
 def test_manifests_have_the_published_schemas(desk, capsys, words):
-    schema = {place: yaml.safe_load((HERE / f"{place}_schema.yaml").read_text()) for place in ("rayjob", "skypilot")}
-    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(PLACES["kuberay"]), *words))
+    schema = {target: yaml.safe_load((HERE / f"{target}_schema.yaml").read_text()) for target in ("rayjob", "skypilot")}
+    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(TARGETS["kuberay"]), *words))
     jsonschema.validate(rayjob, schema["rayjob"])
     subprocess.run(["bash", "-n"], input=annotations(rayjob)["hybridflow/start.sh"], check=True, text=True)
-    task = yaml.safe_load(printed(capsys, "--on", "skypilot", *shlex.split(PLACES["skypilot"]), *words))
+    task = yaml.safe_load(printed(capsys, "--on", "skypilot", *shlex.split(TARGETS["skypilot"]), *words))
     jsonschema.validate(task, schema["skypilot"])
     subprocess.run(["bash", "-n"], input=task["run"], check=True, text=True)
     with pytest.raises(jsonschema.ValidationError):
@@ -100,7 +105,7 @@ def test_manifests_have_the_published_schemas(desk, capsys, words):
 
 
 def test_the_settings_in_a_manifest_are_those_of_the_run(desk, capsys):
-    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(PLACES["kuberay"]), *RUN))
+    rayjob = yaml.safe_load(printed(capsys, "--on", "kuberay", *shlex.split(TARGETS["kuberay"]), *RUN))
     (desk / "from_manifest.yaml").write_text(annotations(rayjob)["hybridflow/run.yaml"])
     texts = []
     for words in (RUN, ["run", "from_manifest.yaml"]):
@@ -124,8 +129,15 @@ def test_the_batch_script_is_bash_and_keeps_the_words_of_the_command(desk, capsy
 
 def test_no_text_leaves_its_quotes_in_a_script(desk, capsys):
     escape = "a\nEND_OF_TEXT\n)\ntouch escaped #'"
-    text = printed(capsys, "--on", "slurm", "--directory", "/no/'END_OF_TEXT", *RUN, f'data.system_prompt="{escape}"')
-    task = printed(capsys, "--on", "skypilot", *shlex.split(PLACES["skypilot"]), *RUN, f'data.system_prompt="{escape}"')
+    run = [
+        "grpo",
+        "trainer.devices=8",
+        "trainer.nodes=2",
+        "trainer.run_dir=/shared/run",
+        f'data.system_prompt="{escape}"',
+    ]
+    text = printed(capsys, "--on", "slurm", "--directory", "/no/'END_OF_TEXT", *run)
+    task = printed(capsys, "--on", "skypilot", *shlex.split(TARGETS["skypilot"]), *run)
     for script in (each.partition("mapfile")[0] for each in (text, yaml.safe_load(task)["run"])):
         shown = 'hybridflow() { printf "%s\\n" "${@: -1}"; }'
         ran = subprocess.run(
@@ -135,9 +147,9 @@ def test_no_text_leaves_its_quotes_in_a_script(desk, capsys):
     assert not (desk / "escaped").exists()
 
 
-def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
+def test_a_target_file_gives_options_and_the_command_line_wins(desk, capsys):
     (desk / "cluster.yaml").write_text(
-        "place: slurm\npartition: gpu\ntime: 04:00:00\nsetup: [module load cuda]\nenv: {A: 0123, B: no}\nrequeues: 0\n"
+        "target: slurm\npartition: gpu\ntime: 04:00:00\nsetup: [module load cuda]\nenv: {A: 0123, B: no}\nrequeues: 0\n"
     )
     script = printed(
         capsys, "--on", "cluster.yaml", "--partition", "short", "--setup", "source v", "--env", "A=2", *RUN
@@ -145,24 +157,24 @@ def test_a_place_file_gives_options_and_the_command_line_wins(desk, capsys):
     for line in ("--partition=short", "--time=04:00:00", "--no-requeue"):
         assert f"#SBATCH {line}\n" in script
     assert "export A=2\nexport B=no\nmodule load cuda\nsource v\n" in script
-    (desk / "k8s.yaml").write_text("place: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
+    (desk / "k8s.yaml").write_text("target: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
     rayjob = yaml.safe_load(printed(capsys, "--on", "k8s.yaml", *RUN))
     assert rayjob["spec"]["suspend"] is True and rayjob["spec"]["backoffLimit"] == 3
 
 
 def test_a_value_keeps_its_spaces_and_later_lines_win(desk, capsys):
     assert "export A='1 '\n" in printed(capsys, "--on", "slurm", "--env", "A=1 ", *RUN).replace("'\"'\"'", "'")
-    (desk / "k8s.yaml").write_text("place: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
+    (desk / "k8s.yaml").write_text("target: kuberay\nimage: i\nmount: c:/shared\nline: {spec: {suspend: true}}\n")
     rayjob = yaml.safe_load(printed(capsys, "--on", "k8s.yaml", "--line", "spec: {suspend: false, a: 1}", *RUN))
     assert rayjob["spec"]["suspend"] is False and rayjob["spec"]["a"] == 1
 
 
 def test_a_run_on_cpus_and_one_in_an_apptainer_image(desk, capsys):
-    words = ["--cpus", "8", "--image", "h.sif", "--mount", "/data:/data", *RUN, "trainer.device=cpu"]
+    words = ["--cpus", "8", "--image", "h.sif", "--mount", "/shared:/shared", *RUN, "trainer.device=cpu"]
     script = printed(capsys, "--on", "slurm", *words)
     assert "--gpus-per-node" not in script and "#SBATCH --cpus-per-task=8\n" in script and "--exclusive" not in script
     assert "devices=(--num-cpus=8)" in script
-    assert "inside=(apptainer exec --nv --bind /data:/data h.sif)" in script
+    assert "inside=(apptainer exec --nv --bind /shared:/shared h.sif)" in script
 
 
 def test_local_prints_and_runs_the_command(desk, capsys):
@@ -175,19 +187,61 @@ def test_local_prints_and_runs_the_command(desk, capsys):
     assert json.loads((desk / "runs" / "calculator" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 1
 
 
+def test_a_run_in_the_current_directory_needs_no_mount_in_a_container(desk, capsys):
+    words = ["--image", "h.sqsh", *RUN, "trainer.run_dir=runs/first"]
+    script = printed(capsys, "--on", "slurm", *words)
+    assert f"--container-mounts=/tmp:/tmp,{desk}:{desk})" in script
+
+
+def test_the_script_of_slurm_has_the_settings_of_the_run_files(desk, capsys):
+    script = printed(capsys, "--on", "slurm", *RUN)
+    head = script.partition("mapfile")[0]
+    shown = subprocess.run(
+        ["bash"], input=f'{head}\nprintf "%s" "$run_file"', check=True, text=True, capture_output=True
+    ).stdout
+    assert yaml.safe_load(shown)["trainer.nodes"] == 2 and yaml.safe_load(shown)["trainer.stop_seconds"] == 90
+    (desk / "submitted.yaml").write_text(shown)
+    assert main(["run", "submitted.yaml", "--cfg", "job"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["slurm", *RUN, "trainer.elastic.min_devices=8"], "trainer.elastic has no effect on slurm"),
+        (["skypilot", "--gpu", "H100", "--line", "volumes: {/shared: v}", *RUN, "trainer.elastic.min_devices=8"],
+         "trainer.elastic has no effect on skypilot"),
+        (["local", *RUN], "trainer.nodes=2 needs a running Ray cluster"),
+        (["kuberay", "--image", "i", "--mount", "c:/shared", *RUN, "trainer.elastic.min_devices=8"], ""),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_or_is_missing_where_the_job_runs_is_a_warning(desk, capsys, words, said):
+    capsys.readouterr()
+    assert main(["launch", "--on", *words, "--dry-run"]) == 0
+    warned = " ".join(capsys.readouterr().err.split())
+    assert said in warned and ("Warning" in warned) == bool(said), warned
+
+
+def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
+    (desk / "sky").write_text('#!/bin/bash\nprintf "%s " "${@:1:$#-1}" > submitted\n')
+    (desk / "sky").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{desk}:{os.environ['PATH']}")
+    assert main(["launch", "--on", "skypilot", *shlex.split(TARGETS["skypilot"]), *RUN]) == 0
+    assert (desk / "submitted").read_text() == "jobs launch --yes --secret HF_TOKEN "
+
+
 @pytest.mark.parametrize(
     ("words", "message", "remedy"),
     [
-        (["grpo"], "--on is missing", "--on local, ray, slurm, kuberay, skypilot, or a place file"),
+        (["grpo"], "--on is missing", "--on local, ray, slurm, kuberay, skypilot, or a target file"),
         (
             ["--on", "slurm", "--partitoin=x", "grpo"],
             "There is no option --partitoin=x.",
             "Did you mean '--partition'?",
         ),
-        (["--on", "slrum"], "--on=slrum is not a place.", "Did you mean 'slurm'? Use local, ray, slurm,"),
+        (["--on", "slrum"], "--on=slrum is not a target.", "Did you mean 'slurm'? Use local, ray, slurm,"),
         (["--on", "none.yaml"], "--on none.yaml: the file cannot be read", "Give the path of a YAML file"),
-        (["--on", "bare.yaml"], "bare.yaml: place is missing.", "a file that says place: slurm"),
-        (["--on", "typo.yaml"], "typo.yaml: partitoin is not a setting of a place.", "Did you mean 'partition'?"),
+        (["--on", "bare.yaml"], "bare.yaml: target is missing.", "a file that says target: slurm"),
+        (["--on", "typo.yaml"], "typo.yaml: partitoin is not a setting of a target.", "Did you mean 'partition'?"),
         (["--on", "broken.yaml"], "broken.yaml is not YAML", "Correct it"),
         (["--on", "slurm", "--time", "90"], "--time=90 is not a time", "HH:MM:SS"),
         (["--on", "slurm", "--memory", "lots"], "--memory=lots is not an amount", "512G"),
@@ -195,6 +249,16 @@ def test_local_prints_and_runs_the_command(desk, capsys):
         (["--on", "slurm", "--env", "A"], "--env=A is not NAME=VALUE", "NAME=VALUE"),
         (["--on", "slurm", "--mount", "/data"], "--mount=/data is not SOURCE:DIRECTORY", "/data:/data"),
         (["--on", "slurm", "--mount", "/data:/data"], "--image is missing for slurm.", "or leave --mount out"),
+        (["--on", "slurm", "--image", "i", "run.yaml"], "not in a mounted directory", "--mount /shared:/shared"),
+        (["--on", "slurm", "--image", "i", "--directory", "/in/image"], "(/in/image/runs/", "--mount /shared:/shared"),
+        (["--on", "slurm", "--image", "i", "--mount", "/a:/tmp"], "gives the container another /tmp", "elsewhere"),
+        (["--on", "slurm", "--secret", "NONE"], "there is no such variable in this environment", "export NONE="),
+        (["--on", "slurm", "--secret", "A=b"], "is not a name, without a value", "Give a name"),
+        (
+            ["--on", "slurm", "run.yaml", "trainer.nodes=4", "trainer.elastic.min_devices=64"],
+            "The run begins on 32 devices, fewer than trainer.elastic.min_devices=64.",
+            "at most 32",
+        ),
         (["--on", "slurm", "--name", "My run"], "--name=My run is not a name", "lowercase"),
         (["--on", "ray", "--partition", "x"], "--partition does not apply to ray, only to slurm.", "Leave it out"),
         (["--on", "slurm", "trainer.devices=auto"], "trainer.devices=auto takes", "Set trainer.devices"),
@@ -205,6 +269,7 @@ def test_local_prints_and_runs_the_command(desk, capsys):
         (["--on", "kuberay"], "--image is missing for kuberay", "the image of the pods"),
         (["--on", "kuberay", "trainer.run_dir=/elsewhere"], "not below a mounted directory", "--mount CLAIM:/shared"),
         (["--on", "kuberay", "--image", "i", "--line", "[1]"], "is not a mapping", "key: value"),
+        (["--on", "skypilot", "run.yaml", "trainer.nodes=2"], "is in a bucket, but several nodes", "checkpoint_url"),
         (["--on", "skypilot"], "--gpu is missing for skypilot", "trainer.device=cpu"),
         (["--on", "ray"], "There is no address of a Ray cluster", "--address http://head:8265"),
         (["--on", "ray", "--address", "a", "--requirements", "none"], "--requirements none cannot be read", "existing"),
@@ -249,12 +314,12 @@ def test_local_prints_and_runs_the_command(desk, capsys):
 )
 def test_bad_input_is_a_sentence_with_a_remedy(desk, capsys, words, message, remedy):
     (desk / "bare.yaml").write_text("partition: x\n")
-    (desk / "typo.yaml").write_text("place: slurm\npartitoin: x\n")
-    (desk / "broken.yaml").write_text("place: [\n")
-    (desk / "maps.yaml").write_text("place: slurm\nline: {a: 1}\n")
-    (desk / "env.yaml").write_text("place: slurm\nenv: {A: {b: c}}\n")
-    (desk / "null.yaml").write_text("place: slurm\nenv: {A: c, B: null}\n")
-    (desk / "twice.yaml").write_text("place: slurm\npartition: a\npartition: b\n")
+    (desk / "typo.yaml").write_text("target: slurm\npartitoin: x\n")
+    (desk / "broken.yaml").write_text("target: [\n")
+    (desk / "maps.yaml").write_text("target: slurm\nline: {a: 1}\n")
+    (desk / "env.yaml").write_text("target: slurm\nenv: {A: {b: c}}\n")
+    (desk / "null.yaml").write_text("target: slurm\nenv: {A: c, B: null}\n")
+    (desk / "twice.yaml").write_text("target: slurm\npartition: a\npartition: b\n")
     (desk.parent / "run.yaml").write_text(RUN_FILE)
     if words[1:] and words[1] in ("kuberay", "skypilot", "ray"):
         mounts = {"ray": [], "kuberay": ["--mount", "b:/shared"], "skypilot": ["--mount", "s3://b:/shared"]}[words[1]]

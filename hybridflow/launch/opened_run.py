@@ -29,7 +29,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.reporting import Reporting
 from hybridflow.launch.supervised import Start
-from hybridflow.observability.fault_ledger import FAULTS_FILE, append_faults
+from hybridflow.observability.fault_ledger import DRIVER_DIED, FAULTS_FILE, append_faults
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import EVALUATING, Progress
@@ -174,12 +174,16 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
 
 
 def _note_restart(directory: Path, start: Start, *, step: int) -> None:
-    """Logs that a supervised run continues in a new process, and adds the end of the previous one to the ledger."""
-    seconds, said = time.monotonic() - start.died_at, f"The run's process {start.how}."
-    fault = {"step": start.step + 1, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": "DriverDied"}
-    fault |= {"kind": "driver", "policy": "restart", "message": said}
-    lost = {"seconds": round(seconds, 3), "cost_seconds": round(seconds, 3)}
-    append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, "repeated_steps": start.step - step, **lost})
+    """Logs that a supervised run continues in a new process, and adds the ends of the previous ones to the ledger."""
+    now, time_now = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    ends = [*start.unrecorded, start]
+    for end, until in zip(ends, [*(later.died_at for later in ends[1:]), now], strict=True):
+        fault = {"step": end.step + 1, "time": time_now, "fault": DRIVER_DIED, "kind": "driver", "policy": "restart"}
+        fault |= {"message": f"The run's process {end.how}."}
+        lost = {"seconds": round(now - end.died_at, 3), "cost_seconds": round(until - end.died_at, 3)}
+        outcome = {"resumed_step": step, "repeated_steps": end.step - step, **lost}
+        append_faults(directory / FAULTS_FILE, [fault], outcome)
+    seconds, said = now - start.died_at, f"The run's process {start.how}."
     back = f", {counted(start.step - step, 'step')} back" if start.step > step else ""
     logger.warning(
         "recovered: %s A new process runs after %.1f s (restart %d of %d); the run continues after step %d%s.",

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from hybridflow.elastic.stopping import Stop
 from hybridflow.launch.signals import on_signals
+from hybridflow.observability.fault_ledger import DRIVER_DIED, read_faults
 from hybridflow.observability.jsonlines import last_row
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 from hybridflow.process import STOP_SIGNALS, leave, status_after
@@ -46,6 +47,8 @@ class Start:
     """The last step that the previous process logged."""
     died_at: float = 0.0
     """When the previous process ended, on the clock of `time.monotonic`."""
+    unrecorded: tuple["Start", ...] = ()
+    """Earlier starts that ended before they could add the previous end to faults.jsonl, the oldest first."""
 
 
 def supervised(run: Callable[[Start], int], *, restarts: int, run_dir: Path, stop: Stop, console: Console) -> int:
@@ -71,12 +74,15 @@ class _Supervisor:
         start = Start(most=restarts)
         with on_signals(self._pass_on):
             while True:
+                recorded = self._recorded()
                 status, is_over = self._ended(start)
                 if is_over:
                     return status
                 died_at, row = time.monotonic(), last_row(self._run_dir / METRICS_FILE)
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-                start = Start(start.number + 1, restarts, how, row[0] if row else 0, died_at)
+                is_missing = start.number > 0 and self._recorded() == recorded
+                unrecorded = (*start.unrecorded, start) if is_missing else ()
+                start = Start(start.number + 1, restarts, how, row[0] if row else 0, died_at, unrecorded)
                 self._clear()
                 if self._asked is not None:
                     return status_after(self._asked)
@@ -84,6 +90,10 @@ class _Supervisor:
                     self._say(f"{how}; trainer.restarts={restarts} is used up")
                     return 128 - status if status < 0 else status or 1
                 self._say(f"{how}; it is started again ({start.number} of {restarts})")
+
+    def _recorded(self) -> int:
+        """The number of ends of a process in faults.jsonl."""
+        return sum(fault.name == DRIVER_DIED for fault in read_faults(self._run_dir))
 
     def _ended(self, start: Start) -> tuple[int, bool]:
         """The exit status of a child, negative for the signal that killed it, and whether the run ends with it."""

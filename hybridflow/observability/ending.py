@@ -10,6 +10,7 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE
 logger = logging.getLogger(__name__)
 
 ENDING_FILE = "ending.json"
+HOWS = ("done", "interrupted", "failed")
 REMEDY = "What to do: "
 """The words before the remedy in the explanation of a failure."""
 
@@ -49,10 +50,11 @@ def write_ending(run_dir: Path, ending: Ending) -> None:
 
 
 def read_ending(run_dir: Path) -> Ending | None:
-    """How the run ended; None if it is still running, or was killed and its witness with it."""
+    """How the run ended; None if it is still running, was killed and its witness with it, or if the file is damaged."""
     try:
         found = json.loads((run_dir / ENDING_FILE).read_text(encoding="utf-8"))
-        return Ending(str(found["how"]), str(found["said"]))
+        how, said = found["how"], found["said"]
+        return Ending(how, said) if how in HOWS and isinstance(said, str) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

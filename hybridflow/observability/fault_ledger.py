@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 FAULTS_FILE = "faults.jsonl"
 """The file with a line for each fault that a run has survived, or that ended it."""
 
+DRIVER_DIED = "DriverDied"
+"""The name of the fault of a run whose own process ended (`trainer.restarts`)."""
+
 _MOST_SECONDS = 1e12
 """Larger costs are not times; neither is NaN, which JSON readers accept."""
 

@@ -102,3 +102,32 @@ def _name(process: psutil.Process) -> str:
         return process.name()
     except psutil.NoSuchProcess:
         return ""
+
+
+TWO_DEATHS = """
+import os, signal, sys
+from pathlib import Path
+from rich.console import Console
+from hybridflow.elastic.stopping import Stop
+from hybridflow.launch.supervised import Start, supervised
+
+directory = Path(sys.argv[1])
+
+def run(start: Start) -> int:
+    if start.number in (0, 1, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    from hybridflow.launch.opened_run import _note_restart
+    _note_restart(directory, start, step=0)
+    if start.number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0
+
+sys.exit(supervised(run, restarts=9, run_dir=directory, stop=Stop(), console=Console(quiet=True)))
+"""
+
+
+def test_a_process_that_dies_while_it_starts_is_a_fault_of_its_own(tmp_path: Path):
+    subprocess.run([sys.executable, "-c", TWO_DEATHS, str(tmp_path)], check=True, timeout=300)
+    rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert [(row["fault"], row["resumed_step"]) for row in rows] == [("DriverDied", 0)] * 4
+    assert all("was killed by SIGKILL" in row["message"] and row["seconds"] >= row["cost_seconds"] for row in rows)

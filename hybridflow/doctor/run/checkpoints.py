@@ -39,7 +39,11 @@ def checkpoints(run: RunDirectory) -> Iterator[Finding]:
         every = run.setting("trainer.save_every")
         why = f" (trainer.save_every={every})" if every is not None else ""
         lower = "Set a lower trainer.save_every, so that less is lost." if every else "Set trainer.save_every."
-        if run.is_alive or not run.rows:
+        saved = [line.message for line in run.lines if line.message.startswith("saved checkpoint=")]
+        if saved:
+            last = saved[-1].removeprefix("saved checkpoint=").rpartition(" seconds=")[0]
+            yield warning("checkpoints", f"none is left: the run saved {last}, which was deleted or moved")
+        elif run.is_alive or not run.rows:
             yield ok("checkpoints", f"none yet{why}")
         else:
             yield warning("checkpoints", f"none was saved{why}", lower)

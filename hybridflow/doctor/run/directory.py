@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.checkpoint import CheckpointStore, step_of
 from hybridflow.elastic.claim import is_claimed
 from hybridflow.elastic.recovery import CONFIG_FILE, FILES_OF_A_RUN
 from hybridflow.errors import DataError
@@ -106,8 +106,8 @@ class RunDirectory:
 
     @property
     def last_step(self) -> int:
-        """The last step with metrics; 0 without any."""
-        return max(self.rows, default=0)
+        """The last step with metrics or a checkpoint; 0 without any."""
+        return max([*self.rows, *map(step_of, self.store.paths())], default=0)
 
     @cached_property
     def faults(self) -> list[dict[str, Json]]:

@@ -22,7 +22,7 @@ def ending(run: RunDirectory) -> Iterator[Finding]:
         yield ok("ending", f"{run.ending.how}: {run.ending.said}")
     elif run.ending is not None:
         yield _failure("ending", run.ending.said)
-    elif not run.rows and not any(line.message.startswith(_BEGUN) for line in run.lines):
+    elif not run.last_step and not any(line.message.startswith(_BEGUN) for line in run.lines):
         yield problem("ending", f"ended while it started{_when(run)}, without recording why", _READ)
     else:
         is_explained = any(finding.status is Status.problem for finding in kills(run))

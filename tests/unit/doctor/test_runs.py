@@ -21,7 +21,7 @@ from hybridflow.doctor.run.all import examine_run
 from hybridflow.doctor.run.kills import kills_in
 from hybridflow.elastic.claim import claim, release
 from hybridflow.errors import DataError
-from hybridflow.observability.ending import Ending, write_ending
+from hybridflow.observability.ending import Ending, read_ending, write_ending
 
 SETTINGS = [
     "trainer.total_steps=500",
@@ -302,3 +302,21 @@ def test_other_things_in_the_places_of_a_runs_files_are_survived(tmp_path):
     (tmp_path / "run.log").mkdir()
     (tmp_path / "config.yaml").symlink_to(tmp_path / "config.yaml")  # a loop
     assert "resume" in examined(tmp_path)
+
+
+def test_deleted_checkpoints_are_told_from_those_that_were_never_saved(copy):
+    shutil.rmtree(copy / "checkpoints")
+    found = examined(copy)["checkpoints"]
+    assert found.found.startswith("none is left: the run saved ") and "which was deleted or moved" in found.found
+
+
+def test_a_run_with_a_checkpoint_was_not_killed_while_it_started(copy):
+    for name in ("metrics.jsonl", "run.log", "ending.json"):
+        (copy / name).unlink(missing_ok=True)
+    assert "while it started" not in examined(copy)["ending"].found
+
+
+@pytest.mark.parametrize("text", ['{"how": 5, "said": []}', '{"how": "well", "said": "x"}', '{"how": [], "said": ""}'])
+def test_a_damaged_ending_is_none(copy, text):
+    (copy / "ending.json").write_text(text)
+    assert read_ending(copy) is None and "was killed" in examined(copy)["ending"].found

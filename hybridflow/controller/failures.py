@@ -134,16 +134,23 @@ def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
     )
 
 
-def hang(process: Process, silent_seconds: float, *, is_stopped: bool = False) -> WorkerHangs:
-    """The error for a process that sends no heartbeat; names the process and the calls that wait for it. `is_stopped`:
-    it is known to be stopped."""
+def hang(
+    process: Process, silent_seconds: float, *, is_stopped: bool = False, others: Sequence["Stalled"] = ()
+) -> WorkerHangs:
+    """The error for a process that sends no heartbeat; names the process and the calls that wait for it.
+
+    `is_stopped`: it is known to be stopped. `others` are processes that make no progress either.
+    """
+    stacks = "\n".join(map(str, others))
     doing = f", and {process.waiting} waits for it" if process.methods else ""
+    continues = f" (kill -CONT {process.info.pid} continues it)" if process.info else ""
     if is_stopped:
         return WorkerHangs(
             f"{process} is stopped (SIGSTOP or a debugger): no heartbeat for {silent_seconds:.0f} s{doing}.",
-            remedy="Find out what stopped it; kill -CONT continues it. Then start the run again; it resumes from the"
-            " last checkpoint.",
+            remedy=f"Find out what stopped it{continues}. Then start the run again; it resumes from the last"
+            " checkpoint.",
             **process.place(),
+            worker_traceback=stacks,
         )
     look = f"Run py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "Check its node"
     return WorkerHangs(
@@ -152,6 +159,7 @@ def hang(process: Process, silent_seconds: float, *, is_stopped: bool = False) -
         remedy=f"{look}. Then start the run again; it resumes from the last checkpoint. If native code needs longer,"
         " raise trainer.hang_timeout_seconds.",
         **process.place(),
+        worker_traceback=stacks,
     )
 
 

@@ -152,6 +152,7 @@ def _started(prepared: Prepared, context: RunContext) -> Iterator[_Roles]:
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
+            progress.recall([loop.first_evaluation])  # a run from a URL has no metrics.jsonl of earlier steps
         _watch_cloud()
         is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0 and trainer.total_steps > 0
         with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):

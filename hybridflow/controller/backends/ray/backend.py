@@ -5,6 +5,7 @@ messages, through the driver's memory, which is faster than the object store.
 """
 
 import atexit
+import logging
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -36,6 +37,8 @@ from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.observability.calls import Span
 
+logger = logging.getLogger(__name__)
+
 _START_LOOK_SECONDS = 0.2
 """How often a driver that waits for new processes checks whether there are devices for them."""
 
@@ -54,6 +57,7 @@ class RayBackend:
         self._device = options.device
         self._pools: dict[ResourcePool, PlacedPool] = {}
         self._owns_ray = connect(options.devices, options.nodes, options.device, cpu_devices=options.cpu_devices)
+        logger.info("backend=ray: Ray has started; the processes of the roles start and load their models ...")
         self._pulse = Pulse()
         self._spares = Spares(self._pulse, most=options.spare_processes)
         self.call_log = CallLog()

@@ -134,9 +134,11 @@ class Watch:
             raise ray_ended() if has_ray_ended() else head_lost(self._pulse.head, self._pulse.head_silent_seconds())
         for host in self._hosts():
             if self.is_silent(host):
-                process = self._process(host)
+                process, calling = self._process(host), self._progress.look(self._hosts())
+                others = [Stalled(self._process(each.host), each.call, each.stack) for each in calling if each.stack]
                 self._drop_all()
-                raise hang(process, self._pulse.silent_seconds(host.heart), is_stopped=host.is_stopped())
+                seconds = self._pulse.silent_seconds(host.heart)
+                raise hang(process, seconds, is_stopped=host.is_stopped(), others=others)
 
     def _look_at_progress(self) -> None:
         """Raises an error if a call takes too long, or if no process that executes a call makes progress."""

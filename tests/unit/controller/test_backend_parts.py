@@ -93,6 +93,16 @@ def test_a_cluster_that_refuses_is_told_with_the_settings_of_its_tokens(monkeypa
     assert ("RAY_AUTH_MODE=token" in caught.value.remedy and "~/.ray/auth_token" in caught.value.remedy) == is_reported
 
 
+def test_a_ray_that_ends_while_it_starts_is_told_with_a_remedy(monkeypatch):
+    def ended(**settings: object) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")
+
+    monkeypatch.setattr(ray, "init", ended)
+    with pytest.raises(ResourceError, match="Ray: it could not start here: The current node timed out") as caught:
+        _initialized("local")
+    assert "Start the run again." in caught.value.remedy
+
+
 def test_a_terminal_that_is_closed_while_ray_starts_stops_the_run(monkeypatch):
     def closed(**settings: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as Ray's start replaces the handler

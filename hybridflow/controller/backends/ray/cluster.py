@@ -288,15 +288,16 @@ def _initialized(
                 logging_level=logging.ERROR,
                 log_to_driver=True,
             )
-    except (ConnectionError, RuntimeError, OSError) as error:
+    except Exception as error:  # Ray raises a plain Exception if its processes end while they start
         what = "it could not start here"
         if address != "local":
             where = f"at {RAY_ADDRESS}={address}" if address else "on this machine"
             what = f"no cluster can be joined {where}"
         token = "" if address == "local" or os.environ.get("RAY_AUTH_MODE") else _TOKEN
         raise ResourceError(
-            f"Ray: {what}: {str(error).strip().splitlines()[0]}",
-            remedy=f"Fix what Ray reports{token}, or use one device without Ray: trainer.backend=local.",
+            f"Ray: {what}: {(str(error).strip() or type(error).__name__).splitlines()[0]}",
+            remedy=f"Start the run again. If that fails too, fix what Ray reports{token}, or use one device"
+            " without Ray: trainer.backend=local.",
         ) from error
 
 

@@ -138,6 +138,11 @@ def _check_new(file: Path) -> None:
             f"--save={file} does not end with {' or '.join(SUFFIXES)}, as run files do.",
             remedy="Give a name such as run.yaml.",
         )
+    if not file.parent.is_dir():
+        raise ConfigError(
+            f"--save={file} could not be written: there is no directory '{file.parent}'.",
+            remedy="Give a file in an existing directory.",
+        )
     if os.path.lexists(file):
         raise ConfigError(f"--save={file} exists already.", remedy="Give another name, or delete the file first.")
 

@@ -88,6 +88,13 @@ def test_settings_that_change_the_results_are_named_and_the_status_is_2(capsys):
     assert "trainer.balance_batch: microbatches are limited by tokens" in others
 
 
+def test_a_long_value_is_not_printed_whole(capsys):
+    words = ["verl.trainer.main_ppo", "actor_rollout_ref.model.path=a", "data.train_files=b.jsonl"]
+    for value in ("$(date)" + 15_000 * "a", 15_000 * "a"):
+        _, rest = printed([*words, f"trainer.experiment_name={value}", f"a.b={value}"], capsys, status=2)
+        assert "aaa" in rest and 201 * "a" not in rest
+
+
 def test_what_hybridflow_rejects_is_printed_and_the_status_is_2(capsys):
     words = ["verl.trainer.main_ppo", "actor_rollout_ref.model.path=a", "data.train_files=b.jsonl"]
     _, rest = printed([*words, "trainer.n_gpus_per_node=-2"], capsys, status=2)

@@ -296,7 +296,7 @@ def _initialized(
                 logging_level=logging.ERROR,
                 log_to_driver=True,
             )
-    except Exception as error:
+    except Exception as error:  # Ray raises a plain Exception if its processes end while they start
         what, first = "it could not start here", f"Start the run again. If that fails too, see Ray's logs ({_LOGS})"
         if address != "local":
             where = f"at {RAY_ADDRESS}={address}" if address else "on this machine"

@@ -22,6 +22,10 @@ _FIRST = ("model", "data", "algorithm", "dataflow", "dataflow_settings", "reward
 """Sections in the order in which a translated command has them; the others follow."""
 
 
+_LONGEST_SHOWN = 200
+"""The most characters of a value in what is said of it."""
+
+
 @dataclass(frozen=True)
 class Here:
     """Settings of another system, and what they are here; without settings, what happens anyway."""
@@ -136,7 +140,7 @@ def translated(system: System, given: Mapping[str, str], defaults: Mapping[str, 
     """Translates settings of a system. A value with an unknown part of the shell (`$(date)`) is missing."""
     source = Given({name: value for name, value in given.items() if "$" not in value}, defaults)
     outcomes: list[Outcome] = [
-        Missing(name, f"its value {value} is not known without running the script; give the value itself")
+        Missing(name, f"its value {_brief(value)} is not known without running the script; give the value itself")
         for name, value in given.items()
         if "$" in value
     ]
@@ -161,7 +165,7 @@ def translated(system: System, given: Mapping[str, str], defaults: Mapping[str, 
         settings,
         [(theirs, here) for theirs, here in lines if theirs != here],
         [NotNeeded([*map(system.key_of, names)], reason) for names, reason in unneeded if names],
-        [Missing(system.key_of(found.name), found.reason) for found in outcomes if isinstance(found, Missing)],
+        [Missing(_brief(system.key_of(found.name)), found.reason) for found in outcomes if isinstance(found, Missing)],
     )
 
 
@@ -173,6 +177,10 @@ def translated_without(
     found = translated(system, used, {name: value for name, value in defaults.items() if name not in names})
     unused = [name for name in names if name in given]
     return replace(found, not_needed=[*found.not_needed, *([NotNeeded(unused, reason)] if unused else [])])
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def typed(value: object) -> str:

@@ -157,8 +157,8 @@ def _check_notice(job: Job, place: Place) -> None:
         )
     if place.seconds is not None and place.seconds <= job.notice_seconds:
         raise ConfigError(
-            f"--time={place.time} is over before the run is told to stop, {job.notice_seconds} seconds before the end"
-            f" of the job (trainer.stop_seconds={job.stop_seconds} and {_SPARE_SECONDS} seconds).",
+            f"--time={place.time} leaves the run no time: it stops {job.notice_seconds} seconds before the end of the"
+            f" job (trainer.stop_seconds={job.stop_seconds} and {_SPARE_SECONDS} seconds).",
             remedy="Give a longer --time, or a shorter trainer.stop_seconds.",
         )
 

@@ -178,8 +178,8 @@ def _check_notice(job: Job, target: Target) -> None:
         )
     if target.seconds is not None and target.seconds <= job.notice_seconds:
         raise ConfigError(
-            f"--time={target.time} is over before the run is told to stop, {job.notice_seconds} seconds before the end"
-            f" of the job (trainer.stop_seconds={job.stop_seconds} and {_SPARE_SECONDS} seconds).",
+            f"--time={target.time} leaves the run no time: it stops {job.notice_seconds} seconds before the end of the"
+            f" job (trainer.stop_seconds={job.stop_seconds} and {_SPARE_SECONDS} seconds).",
             remedy="Give a longer --time, or a shorter trainer.stop_seconds.",
         )
 

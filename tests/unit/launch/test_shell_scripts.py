@@ -89,6 +89,8 @@ def test_any_part_of_a_script_is_read_or_rejected():
     [
         ("(N=9; echo $N)", "4"),
         ("N=9 true", "4"),
+        ("export N=9 M", "9"),
+        ("export M N=9", "9"),
         ("((N++))", "$N"),
         ("if ((N == 4)); then true; fi", "4"),
         ("if ((N++)); then true; fi", "$N"),

@@ -168,7 +168,7 @@ class _Script:
                     self._values[words[0]] = f"${words[0]}"
                 return
         if words and words[0] in _DECLARE:
-            words = [word for word in words[1:] if not word.startswith("-")]
+            words = [word for word in words if _ASSIGNED.fullmatch(word)]
         assigned = list(takewhile(_ASSIGNED.fullmatch, words))
         words = words[len(assigned) :]
         if not words:  # those before a command are for the command alone

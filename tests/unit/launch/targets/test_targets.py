@@ -292,7 +292,7 @@ def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
         (["--on", "twice.yaml"], "twice.yaml has partition twice.", "Remove one of the two"),
         (["--on", "slurm", "--mount", "/a:/b,/c:/d", "--image", "i"], "without commas", "/data:/data"),
         (["--on", "slurm", "--mount", "s3://bucket:/d", "--image", "i"], "is not a directory and where", "/data:/data"),
-        (["--on", "slurm", "--time", "00:01:00"], "--time=00:01:00 is over before the run is told", "longer --time"),
+        (["--on", "slurm", "--time", "00:01:00"], "--time=00:01:00 leaves the run no time", "longer --time"),
         (["--on", "slurm", "trainer.stop_seconds=100000"], "is above the 65475 seconds", "one step"),
         (["--on", "kuberay", "--image", "i", "--mount", "C_laim A:/x"], "is not one word", "without quotes"),
         (["--on", "kuberay", "--image", "i", "--mount", "C_laim:/x"], "is not a claim and where", "claim:/data"),

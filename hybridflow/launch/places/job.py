@@ -16,6 +16,7 @@ from hybridflow.launch.compose.overrides import Typed
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files
 from hybridflow.launch.compose.trainers import RUN, is_run_file, known_command, shown_name
 from hybridflow.launch.places.place import Place, PlaceKind
+from hybridflow.launch.rules.elastic import bound_problems
 from hybridflow.launch.rules.parallelism import parallelism_problems
 
 _SPARE_SECONDS = 60
@@ -85,7 +86,7 @@ def read_job(words: Sequence[str], place: Place) -> Job:
     typed = flags.typed()
     composed = compose_run(typed, config_name=flags.config_name)
     config = composed.config
-    Faults().check([parallelism_problems], config)
+    Faults().check([parallelism_problems, bound_problems], config)
     _check_resume(config.trainer.resume, place)
     uses_gpus = config.trainer.device is not Device.cpu
     if not config.trainer.devices and place.kind not in (PlaceKind.local, PlaceKind.ray):

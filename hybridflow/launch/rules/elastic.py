@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from hybridflow.config.derived import num_devices
+from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.errors import ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
@@ -13,7 +14,7 @@ _LEAST = "trainer.elastic.min_devices"
 def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
     """A run with `trainer.elastic.min_devices` needs Ray, checkpoints, a variable placement, and consistent bounds."""
     trainer, bounds = plan.config.trainer, plan.config.trainer.elastic
-    least, most, used = bounds.min_devices, bounds.max_devices, num_devices(plan.config)
+    least = bounds.min_devices
     if least is None:
         return
     own = sorted(key for key in plan.asked.user_keys if key.startswith(("placement.pools", "placement.roles")))
@@ -36,6 +37,16 @@ def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
             remedy=f"Set trainer.save_every, or leave out {_LEAST}.",
             among=[_LEAST, "trainer.save_every"],
         )
+    yield from bound_problems(plan.config)
+
+
+def bound_problems(config: Experiment) -> Iterator[Problem]:
+    """`trainer.elastic.min_devices` and `max_devices` must include the number of devices with which the run begins."""
+    bounds, devices = config.trainer.elastic, config.trainer.devices
+    least, most = bounds.min_devices, bounds.max_devices
+    if least is None or not devices:
+        return
+    used = num_devices(config)
     if most is not None and most < least:
         yield ConfigError(
             f"trainer.elastic.max_devices={most} is below {_LEAST}={least}.",

@@ -178,6 +178,11 @@ def test_local_prints_and_runs_the_command(desk, capsys):
         (["--on", "slurm", "--name", "My run"], "--name=My run is not a name", "lowercase"),
         (["--on", "ray", "--partition", "x"], "--partition does not apply to ray, only to slurm.", "Leave it out"),
         (["--on", "slurm", "trainer.devices=auto"], "trainer.devices=auto takes", "Set trainer.devices"),
+        (
+            ["--on", "slurm", "trainer.devices=8", "trainer.elastic.min_devices=64"],
+            "begins on 8 devices, fewer than trainer.elastic.min_devices=64",
+            "at most 8",
+        ),
         (["--on", "slurm", "trainer.resume=never"], "would not continue", "or --requeues 0"),
         (["--on", "slurm", "trainer.nodse=2"], "trainer.nodse", "trainer.nodes"),
         (["--on", "slurm", "actor.parallelism.tensor=3"], "tensor", "Use"),

@@ -153,6 +153,10 @@ class RewardUnavailable(RewardError):
     """A reward server that is unreachable or overloaded, so that retrying sample by sample would not help."""
 
 
+class EpisodeError(RewardError):
+    """An environment that failed, or returned an unusable value."""
+
+
 class BatchError(HybridflowError):
     """A batch that lacks a column, has lost or repeated a prompt, or whose columns do not fit together."""
 

@@ -51,16 +51,20 @@ class BestOfN(Dataflow):
         style_weight: float = 0.3
         """The weight of the second reward."""
 
-    def step(self, prompts: Batch) -> Metrics:
-        """Samples and scores, then takes a supervised or a PPO step."""
+    def collect(self, prompts: Batch) -> BatchRef:
+        """Samples, with both scores."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
-        reward, style = self.reward.score(batch), self.style.score(batch)
-        scores = reward.row("scores") + self.settings.style_weight * style.row("scores")
-        batch = batch.join(reward, style, Batch.of(rows={"scores": scores}))
-        learn = self.distill if self.iteration < self.settings.distill_steps else self.improve
-        metrics = learn(batch)
+        return self.reward.score(batch).with_companions(style=self.style.score(batch))
+
+    def learn(self, batch: BatchRef) -> Metrics:
+        """Adds the scores up, then takes a supervised or a PPO step."""
+        style = batch.companions["style"]
+        scores = batch.row("scores") + self.settings.style_weight * style.row("scores")
+        batch = batch.join(style, Batch.of(rows={"scores": scores}))
+        is_distilling = self.iteration < self.settings.distill_steps
+        metrics = self.distill(batch) if is_distilling else self.improve(batch)
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(prompts, batch)
+        return metrics | self.observe(batch)
 
     def distill(self, batch: BatchRef) -> Metrics:
         """A supervised step on the best sample of each prompt; the samples of a prompt are adjacent."""

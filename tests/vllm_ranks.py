@@ -37,6 +37,9 @@ class Seen:
     greedy: list[list[int]]
     logprobs: list[list[float]]
     sampled: list[list[int]]
+    interrupted: list[list[int]]
+    """The same rows, submitted in two parts and interrupted."""
+
     boxes: dict[str, Box]
     wrong: list[str]
     """Slots that do not hold the checkpoint's weight, bit by bit."""
@@ -73,6 +76,21 @@ def answered(engine: RolloutEngine, prompts: Batch, sampling: Sampling = GREEDY)
     return responses(engine.generate(prompts, sampling, max_response_tokens=TOKENS, seed=5))
 
 
+def interrupted(engine: RolloutEngine, prompts: Batch) -> list[list[int]]:
+    """Response tokens of rows that are submitted while others run, and interrupted; in order."""
+    found = []
+    for part in prompts.split([1, len(prompts) - 1]):
+        engine.submit(part, SAMPLED, max_response_tokens=TOKENS, seed=5)
+        found.append(engine.poll(max_tokens=3))
+        engine.pause()
+        engine.resume(version=0)
+    while engine.num_running:
+        found.append(engine.poll())
+    both = Batch.concat([batch for batch in found if len(batch)])
+    order = sorted(range(len(both)), key=lambda row: (int(both.row("uid")[row]), int(both.row("sample_index")[row])))
+    return responses(both.select(order))
+
+
 def checkpoint_shards(directory: Path) -> dict[str, WeightShard]:
     """The whole weights of a checkpoint, read by transformers."""
     model = load_causal_lm(directory, dtype=torch.float32, device="cpu")
@@ -89,6 +107,7 @@ def seen(engine: RolloutEngine, directory: Path, prompts: Batch) -> Seen:
         responses(greedy),
         [row.tolist() for row in greedy.tokens("rollout_logprobs").rows()],
         answered(engine, prompts, SAMPLED),
+        interrupted(engine, prompts),
         {name: slot.layout.box for name, slot in slots.items()},
         [name for name, slot in slots.items() if not torch.equal(slot.tensor, cut[name])],
     )
@@ -137,12 +156,13 @@ def _weights_from_outside(rank: int, directory: Path, axes: Mapping[str, int]) -
     found: dict[str, object] = {"unwritten": _refusal(engine, all_prompts())}
     for version in (3, 4):
         write_slots(engine, checkpoint_shards(directory).values())
-        engine.weights_changed(version=version)
+        engine.resume(version=version)
         found[f"version {version}"] = answered(engine, all_prompts())
         found["released"] = engine.sleep()
         engine.wake()
         found["slept"] = _refusal(engine, all_prompts())
-    engine.weights_changed(version=5)
+    engine.pause()
+    engine.resume(version=5)
     found["different rows"] = _refusal(engine, all_prompts().select([rank]))
     found["another layout"] = _layout_refusal(rank, directory)
     return found

@@ -162,7 +162,14 @@ class SystemContext(AbstractContextManager[System]):
 def _opened_system(compose: Callable[[Inputs], tuple[Composed, AfterStep]]) -> Iterator[System]:
     """Composes and starts a run; closing it stops all processes and writes the report."""
     with removed_if_refused() as inputs:
-        with opened(*compose(inputs)) as (run, stop), run.loop.may_be_abandoned():
+        composed, after_step = compose(inputs)
+        if staleness := composed.config.asynchrony.max_staleness:
+            raise ConfigError(
+                f"asynchrony.max_staleness={staleness} is for the training loop of hybridflow; in a loop of your own,"
+                " you decide when roles are called.",
+                remedy="Leave it out, or use hybridflow.run.",
+            )
+        with opened(composed, after_step) as (run, stop), run.loop.may_be_abandoned():
             system = System(run.run, run.loop, stop)
             run.loop.begin()
             yield system

@@ -8,7 +8,9 @@ say() { printf '%s  %s\n' "$(date '+%F %T')" "$*"; }
 on() {  # NODE SCRIPT WORDS...: runs a script on a node, after the setup
   local node=$1 script=$2
   shift 2
-  exec srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" "${container[@]}" \
+  # Since 22.05, srun does not inherit --cpus-per-task. Each step uses all cores of the job on its node.
+  exec srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" --cpu-bind=none \
+    ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} "${container[@]}" \
     "${inside[@]}" bash -c "$setup"$'\n'"$script" launch "$@"
 }
 
@@ -49,6 +51,12 @@ requeue() {
   fi
 }
 
+if [[ -n $run_file ]]; then
+  file=$(mktemp /tmp/hybridflow-XXXXXX.yaml)
+  printf '%s\n' "$run_file" > "$file"
+  run="hybridflow run $file"
+fi
+
 # A notice of Slurm (time limit, preemption), and the loss of a node.
 trap 'say "Notice: the run saves a checkpoint and ends."; stop' USR1 TERM
 trap 'lost=$(gone | paste -sd " "); say "Ray has ended on $lost: the run is stopped."; stop' USR2
@@ -69,7 +77,9 @@ if ((${#nodes[@]} > 1)); then
   for node in "${nodes[@]}"; do
     role=(--address="$head:$port")
     [[ $node != "$head" ]] || role=(--head --port="$port" --include-dashboard=false)
-    on "$node" "$keep_ray" "${role[@]}" --node-name="$node" "${devices[@]}" &
+    # The address by which the nodes reach one another; of several networks, Ray might choose another.
+    ip=$(getent ahostsv4 "$node" | awk '$1 !~ /^127\.0\.[01]\.1$/ { print $1; exit }')
+    on "$node" "$keep_ray" "${role[@]}" --node-name="$node" ${ip:+--node-ip-address="$ip"} "${devices[@]}" &
     ray[$node]=$!
   done
   watch & watching=$!
@@ -93,4 +103,5 @@ case $status in
 esac
 for node in "${!ray[@]}"; do kill -USR2 "${ray[$node]}" 2>/dev/null; done
 wait
+[[ -z $run_file ]] || rm -f "$file"
 exit "$status"

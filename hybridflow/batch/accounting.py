@@ -17,9 +17,22 @@ def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, s
     raise BatchError(
         f"The stage '{stage}' lost {sum(lost.values())} rows (uids {sorted(lost)[:5]}) "
         f"and added {sum(extra.values())} (uids {sorted(extra)[:5]}).",
-        remedy="Return each row exactly once. A dataflow's step must pass all rows that it generated to self.observe,"
+        remedy="Return each row exactly once. A dataflow must pass all rows that it generated to self.observe,"
         " including those that it did not train on.",
     )
+
+
+def check_groups(uids: Tensor, *, samples_per_prompt: int) -> None:
+    """Raises `BatchError` unless each `uid` in `uids` [B] occurs `samples_per_prompt` times."""
+    found = Counter(uids.tolist())
+    wrong = sorted(uid for uid, count in found.items() if count != samples_per_prompt)
+    if wrong:
+        raise BatchError(
+            f"The prompt with uid {wrong[0]} has {found[wrong[0]]} samples, not {samples_per_prompt}"
+            f" (rollout.samples_per_prompt); {len(wrong)} of {len(found)} prompts have lost or duplicated samples.",
+            remedy="Pass all generated rows to self.observe, each exactly once, including those that the step did not"
+            " train on.",
+        )
 
 
 def check_unique(uids: Tensor) -> None:

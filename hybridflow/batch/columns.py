@@ -60,7 +60,13 @@ COLUMNS: dict[str, ColumnSpec] = {
     "response_mask": ColumnSpec(Kind.tokens, torch.float32, "1 for tokens that the policy sampled", "rollout.generate"),
     "rollout_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability at sampling time", "rollout.generate"),
     "weight_version": ColumnSpec(
-        Kind.row, torch.int64, "version of the weights that sampled the response", "rollout.generate"
+        Kind.row, torch.int64, "oldest version of the weights that sampled the response", "rollout.generate"
+    ),
+    "version_runs": ColumnSpec(
+        Kind.tokens,
+        torch.int64,
+        "[B, (runs), 2]: each version of the weights that sampled the response, and the index of its first token",
+        "rollout.generate",
     ),
     "truncated": ColumnSpec(Kind.row, torch.bool, "whether the response reached its length limit", "rollout.generate"),
     "scores": ColumnSpec(
@@ -70,8 +76,17 @@ COLUMNS: dict[str, ColumnSpec] = {
         "reward.score",
     ),
     "token_scores": ColumnSpec(
-        Kind.tokens, torch.float32, "weighted score of each token by a process reward model", "reward.score"
+        Kind.tokens,
+        torch.float32,
+        "weighted score of each token by a process reward model, or turn_rewards with environment.credit=turn",
+        "reward.score or rollout.generate",
     ),
+    "turn_rewards": ColumnSpec(
+        Kind.tokens, torch.float32, "the environment's reward after each reply, at its last token", "rollout.generate"
+    ),
+    "turns": ColumnSpec(Kind.row, torch.float32, "number of replies in the episode", "rollout.generate"),
+    "episode_return": ColumnSpec(Kind.object, None, "sum of the environment's rewards", "rollout.generate"),
+    "messages": ColumnSpec(Kind.object, None, "the conversation of the episode", "rollout.generate"),
     "filter_scores": ColumnSpec(
         Kind.row, torch.float32, "scores for filtering groups, if a reward function returns such", "reward.score"
     ),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
 from rich.console import Console
 
 from hybridflow.errors import ConfigError, Faults
@@ -20,7 +19,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """Prints a command of verl, TRL or OpenRLHF as a command of hybridflow, then what has no counterpart.
 Understands quotes, continued lines, comments, variables and arrays of shell scripts, and runs nothing. The exit status
-is 2 if a setting that changes the results is not translated, or if hybridflow rejects the command."""
+is 2 if a setting that changes the results is not translated, or if hybridflow rejects the command; no run file is then
+saved."""
 _EXAMPLES = """examples:
   hybridflow translate run_qwen2-7b.sh
   hybridflow translate python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B ...
@@ -49,6 +49,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     with ended_by_signals():
         from hybridflow.launch.compose.other_systems.commands import translated_text, translated_words
 
+    if arguments.save is not None:
+        _check_new(arguments.save)
     words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if len(words) > 1:
         found = [translated_words(words)]
@@ -59,16 +61,18 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     out, status = PlainConsole(highlight=False), 0
     for number, command in enumerate(found):
         faults = Faults(collects=True)
-        if arguments.save is None:
-            shown = _command_line(["hybridflow", command.word, *command.overrides()])
-        else:
+        shown, unsaved = _command_line(["hybridflow", command.word, *command.overrides()]), []
+        _compose(command.overrides(), command.word, faults)
+        is_whole = not (command.found.missing or faults.found)
+        if arguments.save is not None and is_whole:
             _save(arguments.save, command.word, command.overrides())
             shown = f"hybridflow run {shlex.quote(str(arguments.save))}"
-        _compose(command.overrides(), command.word, faults)
+        elif arguments.save is not None:
+            unsaved = [f"\n{arguments.save} is not written, because the command is not wholly translated."]
         lines = [*([""] if number else []), shown, *_remarks(command.found)]
-        lines += [f"\n{error.message}\n  {error.remedy}" for error in faults.found]
+        lines += [*(f"\n{error.message}\n  {error.remedy}" for error in faults.found), *unsaved]
         out.print("\n".join(lines), markup=False, soft_wrap=True)
-        status = 2 if status or command.found.missing or faults.found else 0
+        status = status if is_whole else 2
     return status
 
 
@@ -111,15 +115,36 @@ def _save(file: Path, word: str, overrides: Sequence[str]) -> None:
     with ended_by_signals():
         from hybridflow.launch.compose.overrides import parse_overrides
         from hybridflow.launch.compose.run_files import COMMAND
+        from hybridflow.launch.compose.yaml_text import yaml_text
 
     typed = parse_overrides(overrides)
     content = {COMMAND: word, **typed.groups, **{setting.key: setting.value for setting in typed.settings}}
     try:
-        file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(yaml_text(content))
     except OSError as error:
         raise ConfigError(
             f"--save={file} could not be written: {error.strerror}.", remedy="Give a file in an existing directory."
         ) from error
+
+
+def _check_new(file: Path) -> None:
+    """Raises `ConfigError` for a file that is there, which may be the script, or that is not a run file by its name."""
+    with ended_by_signals():
+        from hybridflow.launch.compose.trainers import SUFFIXES
+
+    if file.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"--save={file} does not end with {' or '.join(SUFFIXES)}, as run files do.",
+            remedy="Give a name such as run.yaml.",
+        )
+    if not file.parent.is_dir():
+        raise ConfigError(
+            f"--save={file} could not be written: there is no directory '{file.parent}'.",
+            remedy="Give a file in an existing directory.",
+        )
+    if os.path.lexists(file):
+        raise ConfigError(f"--save={file} exists already.", remedy="Give another name, or delete the file first.")
 
 
 def _remarks(found: "Translation") -> Iterator[str]:

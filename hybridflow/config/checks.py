@@ -33,9 +33,45 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
             faults.add(error)
             reset(config, error.key)  # later stages assume that these are right
     costs, algorithms = (_cost_errors, _pretraining_errors), (_kl_errors, _correction_errors)
-    across = (_guard_errors, _fault_errors, *costs, _retention_errors, _url_errors, *algorithms, placement_errors)
+    across = (
+        _guard_errors,
+        _fault_errors,
+        elastic_errors,
+        *costs,
+        _retention_errors,
+        _url_errors,
+        *algorithms,
+        placement_errors,
+    )
     for rule in (_row_errors, _sampling_errors, _name_errors, _choice_errors, *across):
         faults.add(*rule(config))
+
+
+def elastic_errors(config: Experiment) -> Iterator[ConfigError]:
+    """The devices with which a run begins, if their number is set, must be within the bounds of `trainer.elastic`."""
+    bounds, used = config.trainer.elastic, num_devices(config)
+    least, most = bounds.min_devices, bounds.max_devices
+    if least is None:
+        return
+    lower, upper = "trainer.elastic.min_devices", "trainer.elastic.max_devices"
+    if most is not None and most < least:
+        yield ConfigError(
+            f"{upper}={most} is below {lower}={least}.",
+            remedy=f"Raise {upper} to at least {least}.",
+            among=[lower, upper],
+        )
+    elif used and most is not None and used > most:
+        yield ConfigError(
+            f"The run begins on {used} devices, more than {upper}={most}.",
+            remedy=f"Set {upper} to at least {used}, or use fewer devices.",
+            among=[lower, upper],
+        )
+    elif used and used < least:
+        yield ConfigError(
+            f"The run begins on {used} devices, fewer than {lower}={least}.",
+            remedy=f"Set {lower} to at most {used}, or use more devices.",
+            key=lower,
+        )
 
 
 def _choice_errors(config: Experiment) -> Iterator[ConfigError]:

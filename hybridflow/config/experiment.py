@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.asynchrony import Asynchrony
 from hybridflow.config.data import Data
+from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
 from hybridflow.config.placement import Placement
@@ -44,8 +46,14 @@ class Experiment(Section):
     rollout: Rollout = field(default_factory=Rollout)
     """Generation of responses."""
 
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    """The environment in which the model acts, for conversations of several turns."""
+
     algorithm: Algorithm = field(default_factory=Algorithm)
     """Hyperparameters of the algorithm."""
+
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
+    """Generating ahead of the updates."""
 
     reward: Reward = field(default_factory=Reward)
     """Reward functions and the reward model."""

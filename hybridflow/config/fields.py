@@ -178,6 +178,11 @@ def is_list(hint: object) -> bool:
     return get_origin(hint) is list
 
 
+def is_text(hint: object) -> bool:
+    """Whether a key takes text and nothing else but null."""
+    return hint in (str, str | None)
+
+
 def type_name(hint: object) -> str:
     """A type in words: `a number above 0 or null`, `one of: auto, cpu, cuda`."""
     if get_origin(hint) is Annotated:

@@ -1,6 +1,6 @@
 """The driver's handle on a batch: tables and row selections. Tokens stay where they were produced."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -28,11 +28,24 @@ class BatchRef:
         self._views = tuple(views)
         self._backend = backend
         self._meta: Meta = dict(meta or {})
+        self.companions: Mapping[str, BatchRef] = {}
+        """Batches that belong to this one, by name; see `with_companions`."""
 
     @staticmethod
     def of(batch: Batch, backend: Backend) -> "BatchRef":
         """A handle on a batch of this process; its columns are stored when a role first needs them."""
         return BatchRef([View(Table.of_batch(batch, backend))], backend)
+
+    @staticmethod
+    def of_stages(stages: Sequence[tuple[tuple[str, ...], Batch]], backend: Backend) -> "BatchRef":
+        """The batch whose `stages` these were, held by this process."""
+        return BatchRef([View(Table.of_batch(batch, backend, declared)) for declared, batch in stages], backend)
+
+    def stages(self) -> list[tuple[tuple[str, ...], Batch]]:
+        """For each stage that has added columns, in order: the columns that it declares, and all of them, copied to
+        this process."""
+        views = self._views
+        return [(view.table.declared, BatchRef([view], self._backend).fetch()) for view in views]
 
     @staticmethod
     def of_answers(calls: Sequence[Pending], provides: tuple[str, ...], backend: Backend) -> "BatchRef":
@@ -164,6 +177,15 @@ class BatchRef:
         """This batch with more metadata."""
         return BatchRef(self._views, self._backend, {**self._meta, **meta})
 
+    def with_companions(self, **companions: "BatchRef") -> "BatchRef":
+        """This batch with others that belong to it but have other rows, or other columns of the same names.
+
+        They are not part of the batch: no role receives them, and batches that are made from this one lack them.
+        """
+        batch = BatchRef(self._views, self._backend, self._meta)
+        batch.companions = companions
+        return batch
+
     def result(self) -> "BatchRef":
         """This batch, once every stage has answered; raises the first failure of any call."""
         self._backend.wait(self.pending())
@@ -199,12 +221,17 @@ class BatchRef:
         wanted: tuple[str, ...] | None = None,
         required: tuple[str, ...] = (),
     ) -> Portion:
-        """Instructions for a rank to assemble some rows (None: all); adds the objects to read to `taken`."""
+        """Instructions for a rank to assemble some rows (None: all); adds the objects to read to `taken`.
+
+        If all wanted columns are declared, the rank waits only for the stages that declare them.
+        """
+        declared = {name for view in self._views for name in view.table.declared}
+        undeclared = None if wanted is None else frozenset(wanted) - declared
         tables = []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
             names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]
-            tables.append(view.part(rows, names, wanted, taken))
+            tables.append(view.part(rows, names, undeclared, taken))
         return Portion(tuple(tables), wanted, required, self._meta)
 
     def pending(self) -> list[Pending]:

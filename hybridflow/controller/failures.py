@@ -59,6 +59,14 @@ def call_failed(error: BaseException, *, role: str, rank: int, node: str, method
     return CallFailed(worker_error, cause)
 
 
+def may_be_broken_connection(failure: CallFailed) -> bool:
+    """Whether an error may be due to the end of another rank: a collective operation raised it."""
+    error = failure.error
+    text = error.message.lower()
+    is_collective = any(path in error.worker_traceback for path in _COLLECTIVES)
+    return is_collective or "gloo" in text or "nccl" in text
+
+
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
     """The traceback starting at the worker's own code, without the frames of the controller that called it."""
     inner = frames
@@ -74,6 +82,13 @@ class HostInfo:
     node: str
     pid: int
     device: str = "cpu"
+    name: str = ""
+    """The name of its Ray node, if that was given one; `node` is the name of the machine."""
+
+    @property
+    def place(self) -> str:
+        """Its node, as it is shown."""
+        return self.name or self.node
 
 
 @dataclass(frozen=True)
@@ -97,12 +112,12 @@ class Process:
         return ", ".join(dict.fromkeys(self.methods))
 
     def __str__(self) -> str:
-        place = f"pid {self.info.pid} on {self.info.node}" if self.info else "not started yet"
+        place = f"pid {self.info.pid} on {self.info.place}" if self.info else "not started yet"
         return f"The process of rank {self.rank} of '{self.role}' (pool '{self.pool}', {place})"
 
     def place(self) -> dict:
         """Role, rank, node and method, as the keyword arguments of a `WorkerError`."""
-        node = self.info.node if self.info else "unknown"
+        node = self.info.place if self.info else "unknown"
         return {"role": self.role, "rank": self.rank, "node": node, "method": self.waiting or "(none)"}
 
 
@@ -119,9 +134,24 @@ def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:
     )
 
 
-def hang(process: Process, silent_seconds: float) -> WorkerHangs:
-    """The error for a process that sends no heartbeat; names the process and the calls that wait for it."""
+def hang(
+    process: Process, silent_seconds: float, *, is_stopped: bool = False, others: Sequence["Stalled"] = ()
+) -> WorkerHangs:
+    """The error for a process that sends no heartbeat; names the process and the calls that wait for it.
+
+    `is_stopped`: it is known to be stopped. `others` are processes that make no progress either.
+    """
+    stacks = "\n".join(map(str, others))
     doing = f", and {process.waiting} waits for it" if process.methods else ""
+    continues = f" (kill -CONT {process.info.pid} continues it)" if process.info else ""
+    if is_stopped:
+        return WorkerHangs(
+            f"{process} is stopped (SIGSTOP or a debugger): no heartbeat for {silent_seconds:.0f} s{doing}.",
+            remedy=f"Find out what stopped it{continues}. Then start the run again; it resumes from the last"
+            " checkpoint.",
+            **process.place(),
+            worker_traceback=stacks,
+        )
     look = f"Run py-spy dump --pid {process.info.pid} on {process.info.node}" if process.info else "Check its node"
     return WorkerHangs(
         f"{process} does not answer: no heartbeat for {silent_seconds:.0f} s{doing}. It is stopped, its node"
@@ -129,6 +159,7 @@ def hang(process: Process, silent_seconds: float) -> WorkerHangs:
         remedy=f"{look}. Then start the run again; it resumes from the last checkpoint. If native code needs longer,"
         " raise trainer.hang_timeout_seconds.",
         **process.place(),
+        worker_traceback=stacks,
     )
 
 
@@ -147,7 +178,7 @@ class Stalled:
 
     def __str__(self) -> str:
         info = self.process.info
-        place = f"pid {info.pid} on {info.node}" if info else "not started yet"
+        place = f"pid {info.pid} on {info.place}" if info else "not started yet"
         head = f"rank {self.process.rank} of '{self.process.role}' ({place}) in {self.call}:"
         return "\n  ".join([head, *(self.stack or ["no heartbeat: it is stopped or holds the GIL"])])
 
@@ -211,6 +242,8 @@ def ray_ended() -> ClusterLost:
 def how_it_ended(report: str) -> str:
     """The line of the backend's report that says how a process ended."""
     lines = _lines(report)
+    if "is unavailable:" in lines[0]:
+        return "the driver's connection to it broke"
     if "creation task" in lines[0]:
         return f"it could not start: {lines[-1]}".rstrip(".")
     telling = [line for line in lines if any(word in line.lower() for word in ("exit", "killed", "node"))]

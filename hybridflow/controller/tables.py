@@ -47,11 +47,18 @@ class Table:
         self._backend = backend
 
     @staticmethod
-    def of_batch(batch: Batch, backend: Backend) -> "Table":
-        """A batch of this process; a column is stored for workers when it is first needed."""
+    def of_batch(batch: Batch, backend: Backend, declared: tuple[str, ...] | None = None) -> "Table":
+        """A batch of this process; a column is stored for workers when it is first needed.
+
+        All columns are declared, or those that are given; the others are stored at once.
+        """
         summary = Summary.of(batch.by_name, len(batch), batch.meta)
-        shard = Shard(_StoredWhenNeeded(batch.by_name, backend), len(batch), summary=summary)
-        return Table([shard], summary.columns, backend)
+        rest = None
+        if declared is not None:
+            others = {name: column for name, column in batch.by_name.items() if name not in declared}
+            rest = backend.put(Packet(others, batch.meta))
+        shard = Shard(_StoredWhenNeeded(batch.by_name, backend), len(batch), rest, summary=summary)
+        return Table([shard], summary.columns if declared is None else declared, backend)
 
     @staticmethod
     def of_answers(
@@ -137,20 +144,21 @@ class View:
         return self.index is None or other.index is None or torch.equal(self.index, other.index)
 
     def part(
-        self, rows: Tensor | None, names: Sequence[str], wanted: tuple[str, ...] | None, taken: Taken
+        self, rows: Tensor | None, names: Sequence[str], undeclared: frozenset[str] | None, taken: Taken
     ) -> TablePart:
         """How a rank reads the columns `names` of some rows (None: all); adds what it must read to `taken`.
 
-        If no column is wanted, only the table's metadata travels.
+        `undeclared` are the wanted columns that no table declares, and that this one may have (None: all columns are
+        wanted). If no column is read, only the table's metadata travels, if it is known.
         """
         table = self.table
         meta: Meta = {}
-        reads_rest = not table.settled
+        reads_rest = not table.settled and (bool(names) or undeclared is None or bool(undeclared))
         if table.settled:
             for summary in table.summaries():
                 meta |= summary.meta
             extra = set(table.known) - set(table.declared)
-            reads_rest = bool(extra if wanted is None else extra & set(wanted))
+            reads_rest = bool(extra if undeclared is None else extra & undeclared)
         if not names and not reads_rest:
             return TablePart((), None, meta)
         index = self.rows(rows)

@@ -58,6 +58,7 @@ class WorkerHost:
         *,
         device: str,
         node: str,
+        node_name: str = "",
         threads: int | None,
         host: str = "127.0.0.1",
         timeout_seconds: float = START_TIMEOUT_SECONDS,
@@ -67,6 +68,7 @@ class WorkerHost:
         self.rank = rank
         self.device = device
         self.node = node
+        self.node_name = node_name
         self.threads = threads
         self.workers: dict[str, Worker] = {}
         self._changes_begun = 0
@@ -88,7 +90,7 @@ class WorkerHost:
         try:
             self.workers[role] = spec.worker_class(context, **spec.kwargs)
         except (Exception, SystemExit) as error:
-            raise call_failed(error, role=role, rank=rank, node=self.node, method="__init__") from error
+            raise call_failed(error, role=role, rank=rank, node=self.info().place, method="__init__") from error
         return self.info()
 
     def serve(self) -> StoreAddress:
@@ -97,7 +99,7 @@ class WorkerHost:
 
     def info(self) -> HostInfo:
         """The node, process and device."""
-        return HostInfo(self.node, os.getpid(), self.device)
+        return HostInfo(self.node, os.getpid(), self.device, self.node_name)
 
     def close(self) -> None:
         """Ends what the workers have started."""
@@ -143,7 +145,7 @@ class WorkerHost:
                 answer = getattr(hosted, method)(*args, **named)
             small, packets = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
-            raise call_failed(error, role=role, rank=self.rank, node=self.node, method=method) from error
+            raise call_failed(error, role=role, rank=self.rank, node=self.info().place, method=method) from error
         seconds = time.perf_counter() - started
         measured = [small, began, seconds, *_sizes(given, packets), peak_memory_bytes(self.device)]
         return (measured, *packets) if form.objects > 1 else measured

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from multiprocessing.connection import Connection
 from typing import NoReturn, TypeVar
@@ -58,22 +58,28 @@ def rendered_prompt(conversation: Sequence[Message], tokenizer: PreTrainedTokeni
 
 
 def rendered(
-    conversation: Sequence[Message],
+    conversation: Sequence[Mapping[str, object]],
     tokenizer: PreTrainedTokenizerBase,
     *,
     add_generation_prompt: bool = False,
     continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, object]] = (),
 ) -> str:
-    """The text of a conversation by the tokenizer's chat template. Raises `DataError` if the template fails."""
+    """The text of a conversation by the tokenizer's chat template, which also shows the JSON schemas of `tools`.
+
+    Raises `DataError` if the template fails.
+    """
     if tokenizer.chat_template is None:
         raise DataError(
             "Rows are conversations (messages, or texts by data.as_chat=true), but the tokenizer has no chat template.",
             remedy="Set data.chat_template=FILE, use a model with a chat template, or give plain text without"
             " data.as_chat.",
         )
+    messages: list[dict] = [dict(message) for message in conversation]
     try:
         text = tokenizer.apply_chat_template(
-            list(conversation),
+            messages,
+            tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

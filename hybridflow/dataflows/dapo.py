@@ -63,11 +63,13 @@ class DAPO(Dataflow):
         overlong_penalty: Annotated[float, _PENALTY] = 1.0
         """The punishment of the longest responses."""
 
-    def step(self, prompts: Batch) -> Metrics:
-        settings, further = self.settings, self.streams["prompts"].next
-        gathered = dynamic_sampling(
-            prompts, self.sample, further, metric=settings.filter_metric, max_refills=settings.max_refills
-        )
+    def collect(self, prompts: Batch) -> BatchRef:
+        return self.reward.score(self.rollout.generate(prompts.repeat(self.samples_per_prompt)))
+
+    def learn(self, batch: BatchRef) -> Metrics:
+        """Refills the batch first: which groups have a signal is known only now, so `collect` does not wait for it."""
+        settings = self.settings
+        gathered = dynamic_sampling(batch, self.refill, metric=settings.filter_metric, max_refills=settings.max_refills)
         batch = gathered.batch
 
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
@@ -77,11 +79,15 @@ class DAPO(Dataflow):
         batch = self.actor.advantages(batch)
         metrics = wait(self.actor.update(batch))
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(gathered.prompts, batch) | gathered.metrics
+        return metrics | self.observe(batch, unused=gathered.unused) | gathered.metrics
 
-    def sample(self, prompts: Batch) -> BatchRef:
-        """Samples of the prompts, with scores."""
-        return self.reward.score(self.rollout.generate(prompts.repeat(self.samples_per_prompt)))
+    def refill(self) -> BatchRef:
+        """Samples of the next prompts of the stream, with scores."""
+        prompts = self.streams["prompts"].next()
+        batch = self.collect(prompts)
+        uids = prompts.row("uid"), batch.row("uid")
+        check_accounted(*uids, samples_per_prompt=self.samples_per_prompt, stage="dynamic sampling")
+        return batch
 
     def punished(self, batch: BatchRef) -> Batch:
         """`scores` with DAPO's soft punishment (eq. 13), unless one of the run's reward functions has computed it."""
@@ -100,33 +106,27 @@ SMALLEST_SPREAD = 1e-8
 
 @dataclass(frozen=True)
 class Gathered:
-    """A full batch, its prompts, and metrics of all drawn groups."""
+    """A full batch, the other drawn rows, and metrics of all drawn groups."""
 
     batch: BatchRef
-    prompts: Batch
+    unused: BatchRef
     metrics: Metrics
 
 
-def dynamic_sampling(
-    prompts: Batch, sample: Callable[[Batch], BatchRef], further: Callable[[], Batch], *, metric: str, max_refills: int
-) -> Gathered:
-    """As many groups as there are prompts, drawn from these and from further ones (DAPO, sec. 3.2).
+def dynamic_sampling(first: BatchRef, further: Callable[[], BatchRef], *, metric: str, max_refills: int) -> Gathered:
+    """As many groups as `first` has, taken from it and from further batches (DAPO, sec. 3.2).
 
     Draws batches until enough groups have unequal scores, or `max_refills` extra batches are drawn; then the first
-    groups without a signal fill the batch. `sample` samples prompts and scores the samples. `metric` names the scores:
-    `scores`, or those of a reward function. Instead of `scores`, the `filter_scores` of a reward are compared if it has
-    them.
+    groups without a signal fill the batch. `metric` names the scores: `scores`, or those of a reward function. Instead
+    of `scores`, the `filter_scores` of a reward are compared if it has them.
     """
-    wanted, drawn, given, flags = len(prompts), [], [], []
-    while True:
-        drawn.append(sample(prompts))
-        given.append(prompts)
-        flags.append(_has_signal(prompts.row("uid"), drawn[-1], metric))
-        if int(torch.cat(flags).sum()) >= wanted or len(drawn) > max_refills:
-            break
-        prompts = further()
-    batch, prompts, has_signal = BatchRef.concat(drawn), Batch.concat(given), torch.cat(flags)
-    uids = prompts.row("uid")
+    drawn, given, flags = [first], [_prompts_of(first)], [_has_signal(first, metric)]
+    wanted = len(given[0])
+    while int(torch.cat(flags).sum()) < wanted and len(drawn) <= max_refills:
+        drawn.append(further())
+        given.append(_prompts_of(drawn[-1]))
+        flags.append(_has_signal(drawn[-1], metric))
+    batch, uids, has_signal = BatchRef.concat(drawn), torch.cat(given), torch.cat(flags)
     chosen = torch.cat([has_signal.nonzero(), (~has_signal).nonzero()]).flatten()[:wanted].sort().values
     left = torch.ones(len(uids), dtype=torch.bool).index_fill(0, chosen, value=False)
     kept, discarded, surplus = uids[chosen], uids[left & ~has_signal], uids[left & has_signal]
@@ -148,10 +148,16 @@ def dynamic_sampling(
     }
     metrics = {f"dapo/{name}": last(number) for name, number in numbers.items()}
     metrics["dapo/signal_fraction"] = mean(float(has_signal.float().mean()), len(uids))
-    return Gathered(batch.take(torch.isin(batch.row("uid"), kept).nonzero().flatten()), prompts.select(chosen), metrics)
+    is_kept = torch.isin(batch.row("uid"), kept)
+    return Gathered(batch.take(is_kept.nonzero().flatten()), batch.take(~is_kept), metrics)
 
 
-def _has_signal(uids: Tensor, batch: BatchRef, metric: str) -> Tensor:
+def _prompts_of(batch: BatchRef) -> Tensor:
+    """The `uid` of each group, in order; the samples of a prompt are adjacent."""
+    return batch.row("uid").unique_consecutive()
+
+
+def _has_signal(batch: BatchRef, metric: str) -> Tensor:
     """Whether the scores of each prompt's group differ."""
     column = "scores" if metric == "scores" else f"rewards/{metric}"
     if column == "scores" and "filter_scores" in batch.columns:
@@ -163,4 +169,4 @@ def _has_signal(uids: Tensor, batch: BatchRef, metric: str) -> Tensor:
             remedy=f"Use scores, or a reward function: {', '.join(functions)}.",
         )
     spread = group_statistics(batch.row(column).nan_to_num(0.0), batch.row("uid")).std
-    return torch.isin(uids, batch.row("uid")[spread > SMALLEST_SPREAD])
+    return torch.isin(_prompts_of(batch), batch.row("uid")[spread > SMALLEST_SPREAD])

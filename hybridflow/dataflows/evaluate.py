@@ -45,4 +45,4 @@ class Evaluate(Dataflow):
     def step(self, prompts: Batch) -> Metrics:
         """Responses to the prompts of a step, with their scores."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
-        return self.observe(prompts, self.reward.score(batch))
+        return self.observe(self.reward.score(batch))

@@ -1,15 +1,15 @@
-"""The base class of dataflows: roles, settings, and a step."""
+"""The base class of dataflows: roles, settings, and the two halves of a step."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import ClassVar, Protocol, get_args, get_type_hints
 
+import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.accounting import check_accounted, check_unique
+from hybridflow.batch.accounting import check_groups
 from hybridflow.config.algorithm import KLPlacement
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.roles import DescribesRoles
@@ -47,8 +47,8 @@ class NoSettings:
     """The settings of a dataflow that has none."""
 
 
-class Dataflow(DescribesRoles, ABC):
-    """A program over roles. A subclass annotates its roles and implements `step`.
+class Dataflow(DescribesRoles):
+    """A program over roles. A subclass annotates its roles and implements `collect` and `learn`, or only `step`.
 
         class BestOfTwo(Dataflow):
             actor: Policy
@@ -62,13 +62,16 @@ class Dataflow(DescribesRoles, ABC):
             class Settings:
                 threshold: float = 0.5      # dataflow_settings.threshold=0.7
 
-            def step(self, prompts): ...
+            def collect(self, prompts): ...
+
+            def learn(self, batch): ...
 
     `iteration` counts finished steps, and `seed` is the run's: random numbers derived from these two are the same in a
     resumed run. `max_response_tokens` limits the length of responses. `wants_old_logprobs` says whether an update needs
-    `actor.logprobs` (`algorithm.old_logprobs`). `last_batch` is the last argument of `observe`, for the sample table.
-    `streams` are for a step that needs more data: `prompts` continues after the step's own prompts, and `pretraining`
-    yields batches of `data.pretraining_files`.
+    `actor.logprobs` (`algorithm.old_logprobs`). `last_batch` is the last argument of `observe`, for the sample table;
+    `observed` and `unused` have all batches that the step has passed to it. `streams` are for a step that needs more
+    data: `prompts` continues after the step's own prompts, and `pretraining` yields batches of
+    `data.pretraining_files`.
     """
 
     Settings: ClassVar[type] = NoSettings
@@ -102,6 +105,8 @@ class Dataflow(DescribesRoles, ABC):
         self.wants_old_logprobs = True
         self.max_response_tokens: int | None = None
         self.last_batch: BatchRef | None = None
+        self.observed: list[BatchRef] = []
+        self.unused: list[BatchRef] = []
         self.streams: Mapping[str, Stream] = {}
 
     @classmethod
@@ -109,16 +114,36 @@ class Dataflow(DescribesRoles, ABC):
         """Whether the run with these `Settings` needs the role `reference`, if the class annotates it as optional."""
         return config.algorithm.kl.placement is not KLPlacement.none
 
-    @abstractmethod
     def step(self, prompts: Batch) -> Metrics:
-        """One iteration on a batch [B] of the loader."""
+        """One iteration on a batch [B] of the loader: `learn(collect(prompts))`."""
+        return self.learn(collected(self, prompts))
 
-    def observe(self, prompts: Batch, batch: BatchRef) -> Metrics:
-        """Metrics of scores and lengths; raises if a prompt of the step was lost or duplicated."""
-        check_unique(prompts.row("uid"))
-        check_accounted(prompts.row("uid"), batch.row("uid"), samples_per_prompt=self.samples_per_prompt, stage="step")
+    def collect(self, prompts: Batch) -> BatchRef:
+        """Samples of the prompts [B] and their scores: what depends on the rollout's weights, but on nothing that
+        `learn` changes. With `asynchrony.max_staleness`, it is called before `learn` has seen earlier batches."""
+        raise NotImplementedError(f"{type(self).__name__} does not define collect")
+
+    def learn(self, batch: BatchRef) -> Metrics:
+        """Updates the models on what `collect` returned, and publishes the weights."""
+        raise NotImplementedError(f"{type(self).__name__} does not define learn")
+
+    def observe(self, batch: BatchRef, *, unused: BatchRef | None = None) -> Metrics:
+        """Metrics of scores and lengths of a batch, which has all generated rows except `unused` ones.
+
+        Raises `BatchError` if a prompt's samples are not complete, or occur twice; after the step, the loop compares
+        all prompts with those it has drawn.
+        """
+        rows = [batch.row("uid"), *([] if unused is None else [unused.row("uid")])]
+        check_groups(torch.cat(rows), samples_per_prompt=self.samples_per_prompt)
+        self.observed.append(batch)
+        self.unused += [] if unused is None else [unused]
         self.last_batch = batch
         return batch_metrics(batch)
+
+    def forget_observed(self) -> None:
+        """A step begins, which has observed nothing."""
+        self.observed.clear()
+        self.unused.clear()
 
     def evaluate(self, held_out: Batch) -> Metrics | None:
         """Metrics of held-out rows of `data`; None if responses are sampled and scored instead."""
@@ -138,6 +163,22 @@ class Dataflow(DescribesRoles, ABC):
     def restore(self, state: dict[str, object]) -> None:
         """Restores what `state` returned."""
         assert not state, f"{type(self).__name__} was given a state that it does not restore: {state}"
+
+
+def collected(dataflow: Dataflow, prompts: Batch) -> BatchRef:
+    """The batch that `dataflow.collect` returns; raises `ConfigError` for anything but a batch."""
+    batch = dataflow.collect(prompts)
+    if not isinstance(batch, BatchRef):
+        raise ConfigError(
+            f"{type(dataflow).__name__}.collect returned {type(batch).__name__}, not a batch.",
+            remedy="Return the samples: return self.reward.score(self.rollout.generate(...)).",
+        )
+    return batch
+
+
+def is_in_halves(dataflow: type[Dataflow]) -> bool:
+    """Whether a step is `learn(collect(prompts))`, so that `collect` may be called ahead."""
+    return dataflow.step is Dataflow.step
 
 
 def role_needs(dataflow: type[Dataflow]) -> dict[str, RoleNeed]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
+from hybridflow.dataflows.ahead import PROMPTS, Ahead
 from hybridflow.dataflows.checkpointing import Checkpointing
 from hybridflow.dataflows.run import Outcome, Run, Stopped
 from hybridflow.dataflows.snapshots import Snapshots
@@ -24,15 +25,11 @@ from hybridflow.elastic.survival import Survival
 from hybridflow.errors import HybridflowError, NoRoom, NumericError
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
-from hybridflow.observability.metrics import Metrics, last, measured, plain
+from hybridflow.observability.metrics import Metrics, last, plain
 from hybridflow.observability.performance import call_metrics, memory_metrics, throughput
 from hybridflow.observability.trace import STEP
 
 logger = logging.getLogger(__name__)
-
-
-PROMPTS = "prompts"
-"""The stream that yields the batches of the steps."""
 
 
 class Loop:
@@ -48,6 +45,7 @@ class Loop:
         self.saved = Checkpointing(run)
         self._evaluation: dict[str, float] = {}
         self._unlogged: dict[str, float] | None = None
+        self._ahead = Ahead(run)
         self._position = self._where_data_is()
         self._snapshots = Snapshots(run)
         self._left_out: list[int] = []
@@ -160,9 +158,8 @@ class Loop:
         return self._unlogged
 
     def _take_step(self) -> None:
-        dataflow = self._run.dataflow
-        with self.stepping() as prompts:
-            metrics = measured(dataflow.step(prompts), owner=f"{type(dataflow).__name__}.step")
+        with self.stepping():
+            metrics = self._ahead.step()
         self.record(metrics)
 
     def _end_step(self) -> None:
@@ -217,13 +214,14 @@ class Loop:
         If the policy says so, the batch of step `at` is left out from now on.
         """
         survival = self._run.survival
-        if survival is None or not survival.can_survive(error, step=self._step):
+        if survival is None or not survival.can_survive(error, step=at + 1, done=self._step):
             raise error
-        if survival.leaves_out_batch:
+        if survival.leaves_out_batch and self._ahead.is_alone:
             if at in self._left_out:  # the copy in memory may be damaged
                 self._snapshots.last = None
             self._left_out.append(at)
             logger.warning("the batch of step %d is left out", at + 1)
+        self._ahead.after_fault()
         try:
             with self._run.stop.abandonable(lambda: True, usual_seconds=None):
                 self._is_restoring = True
@@ -244,21 +242,25 @@ class Loop:
         is_kept = survival.replace(has_copy=has_copy)
         if not is_kept:
             self.saved.end(None)
+        source = ""
         if is_kept:
             self._go_to(self._step, self._state())
         elif kept is not None and kept.step >= self.saved.step and self._snapshots.restore():
             self._go_to(kept.step, kept.state)
+            source = "a copy in memory"
         elif self.saved.path is not None:
             self.resume(run.checkpoints.open(self.saved.path))
+            source = "the checkpoint"
         else:
             if has_copy:  # it is lost, so all trained models start from scratch
                 survival.replace(has_copy=False)
             self._go_to(0, self._start)
+            source = "the beginning"
         if not is_kept:
             run.tracker.rewind(self._step, is_unlogged=self._unlogged is not None)
         run.dataflow.last_batch = None
         run.timers.reset()
-        survival.continued(step=self._step)
+        survival.continued(step=self._step, source=source)
 
     @contextmanager
     def stepping(self) -> Iterator[Batch]:
@@ -268,14 +270,12 @@ class Loop:
         self._position = self._where_data_is()
         run.calls.mark()
         started = time.perf_counter()
-        dataflow.iteration = self._step
         epoch = run.streams[PROMPTS].epoch
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
         with run.timers.stage("step"), abandonable, failing_in(f"training step {self._step + 1}"):
-            for _ in range(self._left_out.count(self._step)):
-                run.streams[PROMPTS].next()
-            prompts = run.streams[PROMPTS].next()
+            prompts = self._ahead.begin(self._step, self._left_out)
             yield prompts
+            accounts = self._ahead.end()
         self._step += 1
         self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started
@@ -288,7 +288,7 @@ class Loop:
         tokens, samples = size_of(dataflow, prompts)
         metrics |= throughput(tokens, time.perf_counter() - started, samples, devices=run.num_devices)
         self._samples.end_step(self._step)
-        self._unlogged = plain(metrics | run.timers.metrics() | memory_metrics() | self.saved.metrics())
+        self._unlogged = plain(metrics | accounts | run.timers.metrics() | memory_metrics() | self.saved.metrics())
         run.timers.reset()
 
     def record(self, metrics: Metrics) -> None:
@@ -342,6 +342,8 @@ class Loop:
             return
         inputs = {source: dict(files) for source, files in run.inputs.items()}
         state = {"config": dict(run.config), "inputs": inputs, **self._state()}
+        if not self._ahead.is_stepping and not self._abandoned:
+            state["ahead"] = self._ahead.saved()
         check_in_place(run.checkpoints.run_dir)
         run.calls.mark()
         started = time.perf_counter()
@@ -356,7 +358,7 @@ class Loop:
     def _where_data_is(self) -> dict[str, object]:
         """A copy of the driver's state between two steps."""
         streams = {name: loader.state() for name, loader in self._run.streams.items()}
-        return deepcopy({"streams": streams, "dataflow": self._run.dataflow.state()})
+        return deepcopy({"streams": streams, "dataflow": self._run.dataflow.state(), "ahead": self._ahead.state()})
 
     def _state(self) -> dict[str, Any]:
         """The driver's state after this step, which is restored with that of the roles."""
@@ -374,12 +376,13 @@ class Loop:
         for name, loader in self._run.streams.items():
             loader.restore(state["streams"][name])
         self._run.dataflow.restore(state["dataflow"])
+        self._left_out = max(self._left_out, state.get("left_out", []), key=len)
+        self._ahead.restore(state.get("ahead", {}), self._left_out)
         self._step, self._position = step, self._where_data_is()
         self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
         first, last_evaluated = state.get("evaluated", (0, step))
         self._evaluated = (first, last_evaluated)
         self._unlogged = state.get("unlogged")
-        self._left_out = max(self._left_out, state.get("left_out", []), key=len)
         self._publish()
 
     def _how_it_stopped(self) -> Stopped | None:

@@ -38,20 +38,18 @@ class PFPPO(PPO):
                     remedy=f"Choose from: {', '.join(WEIGHTINGS)}.",
                 )
 
-    def step(self, prompts: Batch) -> Metrics:
-        batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
-
-        scores = self.reward.score(batch)
+    def learn(self, batch: BatchRef) -> Metrics:
+        """PPO's, with both updates on resampled rows."""
         values = self.critic.values(batch)
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(scores, values, *old, *reference)
+        batch = batch.join(values, *old, *reference)
 
         batch = self.critic.advantages(batch)
         chosen = self.resampled(batch)
         metrics = wait(self.critic.update(ungrouped(chosen)), self.actor.update(ungrouped(chosen)))
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(prompts, batch) | resampling_metrics(chosen)
+        return metrics | self.observe(batch) | resampling_metrics(chosen)
 
     def resampled(self, batch: BatchRef) -> BatchRef:
         """Rows drawn by their scores; the draws depend only on the run's seed and the step."""

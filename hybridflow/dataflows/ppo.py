@@ -1,6 +1,7 @@
 """Proximal policy optimization (arXiv:1707.06347), as used in RLHF."""
 
 from hybridflow.batch import Batch
+from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import FrozenModel, Policy, Sampler, Scorer, ValueFunction
@@ -18,17 +19,17 @@ class PPO(Dataflow):
     reward: Scorer
     reference: FrozenModel | None
 
-    def step(self, prompts: Batch) -> Metrics:
-        """One PPO iteration. Calls return immediately, so roles in separate pools run concurrently."""
+    def collect(self, prompts: Batch) -> BatchRef:
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+        return self.reward.score(batch)
 
-        scores = self.reward.score(batch)
+    def learn(self, batch: BatchRef) -> Metrics:
         values = self.critic.values(batch)
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
-        batch = batch.join(scores, values, *old, *reference)
+        batch = batch.join(values, *old, *reference)
 
         batch = self.critic.advantages(batch)
         metrics = wait(self.critic.update(batch), self.actor.update(batch))
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(prompts, batch)
+        return metrics | self.observe(batch)

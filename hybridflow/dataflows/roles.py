@@ -13,7 +13,8 @@ class Sampler(Protocol):
     """A rollout: prompts in, prompts with responses out."""
 
     def generate(self, prompts: Batch | BatchRef, purpose: str = "train") -> BatchRef:
-        """The prompts, with `response_ids`, `response_mask`, `rollout_logprobs`, `weight_version`, `truncated`."""
+        """The prompts, with `response_ids`, `response_mask`, `rollout_logprobs`, `weight_version`, `version_runs`,
+        `truncated`."""
         ...
 
 

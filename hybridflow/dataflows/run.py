@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from hybridflow.config.asynchrony import Asynchrony
 from hybridflow.config.loop import Trainer
-from hybridflow.controller.backends.interface import Abandons
+from hybridflow.controller.backends.interface import Backend
 from hybridflow.dataflows.evaluation import Decode, Evaluate
 from hybridflow.dataflows.interface import Dataflow, Stream
 from hybridflow.dataflows.roles import Policy, Trainable
@@ -63,7 +64,11 @@ class Run:
     trace: CallTrace
     num_devices: int
     config: Mapping[str, object]
-    calls: Abandons
+    calls: Backend
+    asynchrony: Asynchrony = field(default_factory=Asynchrony)
+    optimizer_steps: int = 1
+    """Optimizer steps of the actor per training step."""
+
     inputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Fingerprints of the files that the run reads, by source and file."""
     stop: Stop = field(default_factory=Stop)

@@ -53,11 +53,14 @@ class SafeRLHF(PPO):
         super().__init__(roles, settings=settings, samples_per_prompt=samples_per_prompt)
         self.multiplier = self.settings.multiplier
 
-    def step(self, prompts: Batch) -> Metrics:
+    def collect(self, prompts: Batch) -> BatchRef:
+        """The samples, with their `scores` and `costs` apart: both have a column `scores`."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+        return batch.with_companions(scores=self.reward.score(batch), costs=self.cost.score(batch))
 
-        scores = self.reward.score(batch)
-        costs = self.cost.score(batch)
+    def learn(self, batch: BatchRef) -> Metrics:
+        """PPO's, with a second critic and combined advantages."""
+        scores, costs = batch.companions["scores"], batch.companions["costs"]
         values = self.critic.values(batch)
         cost_values = self.cost_critic.values(batch)
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
@@ -70,7 +73,7 @@ class SafeRLHF(PPO):
         batch = self.actor.combine_advantages(batch, costs, self.multiplier)
         metrics = wait(self.critic.update(batch), self.cost_critic.update(costs), self.actor.update(batch))
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(prompts, batch) | self.cost_metrics(costs)
+        return metrics | self.observe(batch) | self.cost_metrics(costs)
 
     def multiplier_after(self, mean_cost: float) -> float:
         """The multiplier after a step on the mean cost of a batch."""

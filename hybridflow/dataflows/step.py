@@ -1,9 +1,13 @@
-"""The size of a training step, and the place of an error in a run."""
+"""The size of a training step, the account of its prompts, and the place of an error in a run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
+from torch import Tensor
+
 from hybridflow.batch import Batch
+from hybridflow.batch.accounting import check_accounted, check_unique
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import HybridflowError, RewardError, explained
 
@@ -17,6 +21,18 @@ def size_of(dataflow: Dataflow, prompts: Batch) -> tuple[int, int]:
         texts = 2 if "chosen_ids" in tokens else 1  # a pair is two texts with one prompt
         return sum(tokens.values()) + (texts - 1) * tokens.get("prompt_ids", 0), texts * len(prompts)
     return int(batch.lengths.sum()), len(batch)
+
+
+def check_observed(prompts: Batch, observed: Sequence[Tensor], samples_per_prompt: int, *, is_all: bool) -> None:
+    """Raises `BatchError` if a prompt of the step was lost or duplicated on the way to `Dataflow.observe`.
+
+    `observed` are the uids of the rows that were passed to it. `is_all`: the step drew no further prompts, so it cannot
+    have others.
+    """
+    entered, left = prompts.row("uid"), torch.cat(list(observed))
+    check_unique(entered)
+    left = left if is_all else left[torch.isin(left, entered)]
+    check_accounted(entered, left, samples_per_prompt=samples_per_prompt, stage="step")
 
 
 @contextmanager

@@ -42,11 +42,12 @@ def examine(checks: Sequence[Check], run_dir: Path, on_doing: Callable[[str], No
 
 def _examined(check: Check, run_dir: Path, on_doing: Callable[[str], None]) -> Iterator[Finding]:
     with _scratch() as scratch, _started(check, scratch, run_dir) as process:
-        lines, doing, reported = _Lines(scratch / "lines"), check.doing, False
+        lines, doing, reported, is_doing = _Lines(scratch / "lines"), check.doing, False, True
         ends = time.monotonic() + check.seconds
         while True:
             has_ended, is_late = process.poll() is not None, time.monotonic() > ends
             for line in lines.new():
+                is_doing = DOING in line
                 if DOING in line:
                     doing = line[DOING]
                     on_doing(doing)
@@ -59,7 +60,8 @@ def _examined(check: Check, run_dir: Path, on_doing: Callable[[str], None]) -> I
                     yield _crashed(check, doing, process.returncode, scratch)
                 return
             if is_late:
-                yield _late(check, doing, scratch)
+                if is_doing:  # otherwise it has found everything, and is slow to exit
+                    yield _late(check, doing, scratch)
                 return
             time.sleep(_LOOK_SECONDS)
 
@@ -143,12 +145,13 @@ def _crashed(check: Check, doing: str, status: int, scratch: Path) -> Finding:
 def _late(check: Check, doing: str, scratch: Path) -> Finding:
     load, cores = psutil.getloadavg()[0], psutil.cpu_count() or 1
     busy = f" (the machine is busy: load {load:.0f} on {cores} cores)" if load > cores else ""
-    return problem(
+    return Finding(
+        Status.warning if busy else Status.problem,
         check.name,
         f"{doing}: did not end within {check.seconds:.0f} s, and was ended{busy}",
         f"Try again when no other program runs; if it hangs again, the last step of '{check.name}' is the one to"
         " look at.",
-        _last_lines(scratch),
+        tuple(_last_lines(scratch)),
     )
 
 

@@ -44,6 +44,8 @@ class FaultHistory:
     """The latest faults, as the message of the one that ends the run lists them."""
     open: list[dict[str, Any]] = field(default_factory=list)
     """The faults since the run last continued."""
+    done: int = 0
+    """The number of steps that were done when these occurred."""
     times: list[float] = field(default_factory=list)
     """When the faults of `open` occurred, on the clock of `time.monotonic`."""
     reached: dict[int, float] = field(default_factory=dict)
@@ -56,11 +58,11 @@ class Survival:
     """Decides whether a run continues after a fault, and replaces the processes that it has ended.
 
         except Exception as error:
-            if not survival.can_survive(error, step=7):
+            if not survival.can_survive(error, step=8, done=7):
                 raise
             is_kept = survival.replace(has_copy=True)
             ...  # if not kept: restore a snapshot or checkpoint; then publish the weights
-            survival.continued(step=5)
+            survival.continued(step=5, source="a copy in memory")
 
     Call `reached` before each step, so that the cost of a fault can be computed. A fault between `replace` and
     `continued` is handled in the same way. `learner_pools` are the pools with trained models; `pool_of` is the pool
@@ -99,11 +101,16 @@ class Survival:
         self._retries = 0
 
     def reached(self, step: int) -> None:
-        """Notes that the run is at the state after a step, for the first time or again after a fault."""
+        """Notes that the run is at the state after a step. Has no effect between a fault and `continued`."""
+        if self._history.open:  # the run starts again, so the fault has cost the time since it was here before
+            return
         self._history.reached[step] = time.monotonic() - self._history.cost
 
-    def can_survive(self, error: Exception, *, step: int) -> bool:
-        """Notes a fault after `step` steps. Returns whether the run may continue; if not, the error then says why."""
+    def can_survive(self, error: Exception, *, step: int, done: int) -> bool:
+        """Notes a fault in a step, or in the evaluation or saving after it, when `done` steps were done.
+
+        Returns whether the run may continue; if not, the error then says why.
+        """
         if not self._most:
             return False
         kind = kind_of(error)
@@ -111,6 +118,7 @@ class Survival:
         is_first = not self._history.recent
         self._count(kind, step)
         self._history.open.append(self._noted(error, kind, policy, step))
+        self._history.done = max(self._history.done, done)
         reason = self._reason_to_end(kind, step)
         if policy is FaultPolicy.stop or reason:
             if isinstance(error, HybridflowError) and not (policy is FaultPolicy.stop and is_first):
@@ -119,7 +127,7 @@ class Survival:
                 error.message += f" The run ends here, after {found}; {lists}."
             self.ended()
             return False
-        logger.warning("fault: %s (kind=%s policy=%s)", shortened(error), kind.name, policy.name)
+        logger.warning("fault: %s (step=%d kind=%s policy=%s)", shortened(error), step, kind.name, policy.name)
         self._policy = policy
         self._is_kept &= policy is not FaultPolicy.roll_back
         if policy is FaultPolicy.respawn and isinstance(error, WorkerError) and error.raised:
@@ -131,7 +139,13 @@ class Survival:
         the run no time."""
         if self._most:
             fault = self._noted(error, kind_of(error), FaultPolicy.retry, step)
-            outcome = {"pools": "", "resumed_step": step, "seconds": round(seconds, 3), "cost_seconds": 0.0}
+            outcome = {
+                "pools": "",
+                "resumed_step": step,
+                "repeated_steps": 0,
+                "seconds": round(seconds, 3),
+                "cost_seconds": 0.0,
+            }
             append_faults(self._ledger, [fault], outcome)
 
     @property
@@ -171,14 +185,15 @@ class Survival:
         """Whether the trained models of all pools are as they were when the step began."""
         return self._is_kept
 
-    def continued(self, *, step: int, plan: str = "") -> None:
+    def continued(self, *, step: int, source: str = "", plan: str = "") -> None:
         """Records that the run continues after this many steps, and what each fault has cost.
 
+        `source` is what the trained state was restored from; empty if it was kept.
         The cost of a fault is the time until the next one or until now; for the first, also the time since the run last
         completed this step. `plan` describes the devices of a new plan, if there is one.
         """
         now, pools = time.monotonic(), ",".join(sorted(self._pools))
-        seconds, lost = now - self._history.times[0], max(int(fault["step"]) for fault in self._history.open) - step
+        seconds, lost = now - self._history.times[0], self._history.done - step
         since = [
             self._history.reached.get(step, self._history.times[0] - self._history.cost) + self._history.cost,
             *self._history.times[1:],
@@ -187,12 +202,15 @@ class Survival:
         self._history.cost += now - since[0]
         for fault, at, (start, end) in zip(self._history.open, self._history.times, pairwise(since), strict=True):
             fault |= {"seconds": round(now - at, 3), "cost_seconds": round(end - start, 3)}
-        self._record({"pools": pools, "resumed_step": step, **({"plan": plan} if plan else {})})
+        cost, several = now - since[0], "s" if len(self._history.open) > 1 else ""
+        outcome = {"pools": pools, "resumed_step": step, "repeated_steps": lost}
+        self._record(outcome | {name: text for name, text in (("source", source), ("plan", plan)) if text})
         done = f"new processes in pool={pools}" if pools else "the step is repeated" if self._is_kept else "rolled back"
         done = f"a new plan with {plan}" if plan else done
         logger.warning(
-            "recovered: %s after %.1f s; the run continues after step %d%s.",
-            done, seconds, step, f", {counted(lost, 'step')} back" if lost else "",
+            "recovered: %s after %.1f s; the run continues after step %d%s%s. The fault%s cost %.1f s.",
+            done, seconds, step, f", from {source}" if source else "",
+            f", {counted(lost, 'step')} back" if lost else "", several, cost,
         )  # fmt: skip
         self._is_kept, self._retries = True, 0
         self._pools.clear()
@@ -222,7 +240,7 @@ class Survival:
         if len(self._history.recent) > self._most:
             return f"{counted(len(self._history.recent), 'fault')} within an hour (trainer.max_faults={self._most})"
         if in_step > MOST_IN_STEP or self._history.at_step[step, kind.name] > kind.most_in_step:
-            return f"{counted(in_step, 'fault')} in step {step + 1}"
+            return f"{counted(in_step, 'fault')} in step {step}"
         return ""
 
     def _noted(self, error: Exception, kind: Kind, policy: FaultPolicy, step: int) -> dict[str, Any]:
@@ -234,12 +252,13 @@ class Survival:
         stacks = {"stacks": error.worker_traceback.splitlines()} if isinstance(error, WorkerHangs) else {}
         fault |= {"kind": kind.name, "policy": policy.name}
         where = f" of {error.role} rank {error.rank} in {error.method}" if isinstance(error, WorkerError) else ""
-        self._history.lines.append(f"step {step + 1}, {kind.name}{where} ({type(error).__name__})")
+        self._history.lines.append(f"step {step}, {kind.name}{where} ({type(error).__name__})")
         return fault | place | {"message": message} | stacks
 
     def _record(self, outcome: dict[str, str | int | float]) -> None:
         append_faults(self._ledger, self._history.open, outcome)
         self._history.open.clear()
+        self._history.done = 0
         self._history.times.clear()
 
 

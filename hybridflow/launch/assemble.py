@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from hybridflow.config.derived import is_of_cpus, num_devices
+from hybridflow.config.derived import is_of_cpus, num_devices, optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind, Trainer
 from hybridflow.config.rollout import DEFAULT_SEQUENCES
@@ -95,6 +95,8 @@ def assemble(
         config=plan.composed.redacted(),
         inputs=prepared.inputs,
         calls=backend,
+        asynchrony=config.asynchrony,
+        optimizer_steps=optimizer_steps_per_step(config, config.actor),
         stop=stop,
         report=report,
         begun=begun,

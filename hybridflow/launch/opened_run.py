@@ -152,6 +152,7 @@ def _started(prepared: Prepared, context: RunContext) -> Iterator[_Roles]:
         loop = Loop(run)
         if checkpoint is not None:
             loop.resume(checkpoint)
+            progress.recall([loop.first_evaluation])  # a run from a URL has no metrics.jsonl of earlier steps
         _watch_cloud()
         is_local, saves = isinstance(run.calls, LocalBackend), trainer.save_every > 0 and trainer.total_steps > 0
         with stop.gracefully(trainer.stop_seconds, in_process=is_local, saves=saves):
@@ -164,7 +165,7 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
     if not context.moved:
         logger.info("all roles have started%s", f"; {step} of {total} steps are done" if total else "")
     if context.moved and context.history.open and run.survival is not None:
-        run.survival.continued(step=step, plan=context.moved)
+        run.survival.continued(step=step, source="the checkpoint" if step else "the beginning", plan=context.moved)
     elif context.moved:
         seconds = time.monotonic() - context.moved_at
         logger.warning("new plan with %s after %.1f s; the run continues after step %d", context.moved, seconds, step)
@@ -178,10 +179,11 @@ def _note_restart(directory: Path, start: Start, *, step: int) -> None:
     now, time_now = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     ends = [*start.unrecorded, start]
     for end, until in zip(ends, [*(later.died_at for later in ends[1:]), now], strict=True):
-        fault = {"step": end.step, "time": time_now, "fault": DRIVER_DIED, "kind": "driver", "policy": "restart"}
+        fault = {"step": end.step + 1, "time": time_now, "fault": DRIVER_DIED, "kind": "driver", "policy": "restart"}
         fault |= {"message": f"The run's process {end.how}."}
         lost = {"seconds": round(now - end.died_at, 3), "cost_seconds": round(until - end.died_at, 3)}
-        append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, **lost})
+        outcome = {"resumed_step": step, "repeated_steps": end.step - step, **lost}
+        append_faults(directory / FAULTS_FILE, [fault], outcome)
     seconds, said = now - start.died_at, f"The run's process {start.how}."
     back = f", {counted(start.step - step, 'step')} back" if start.step > step else ""
     logger.warning(

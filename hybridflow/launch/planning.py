@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from hybridflow.config.derived import is_of_cpus, pooled_devices
 from hybridflow.config.placement import Device, ParallelismKind, PlacementKind
 from hybridflow.config.rollout import RolloutKind
@@ -15,6 +13,7 @@ from hybridflow.launch.compose.compose import Composed, plain
 from hybridflow.launch.compose.overrides import COMMAND_LINE, OF_THE_USER, PYTHON
 from hybridflow.launch.compose.run_files import COMMAND
 from hybridflow.launch.compose.trainers import shown_name
+from hybridflow.launch.compose.yaml_text import yaml_text
 from hybridflow.launch.given_sizes import given_problems
 from hybridflow.launch.plan.defaults import with_all_devices, with_values
 from hybridflow.launch.plan.plan import Models, RunPlan, plan_run
@@ -86,7 +85,7 @@ def run_file(plan: RunPlan, best: PlannedStep) -> str:
         if composed.origins.get(key) in (PLAN, "file", "dataflow", *OF_THE_USER)
         and not (key in kinds or key.endswith(".parallelism.kind") or _is_usual(key, value))
     }
-    return yaml.safe_dump({COMMAND: shown_name(composed.trainer), **kept}, sort_keys=False)
+    return yaml_text({COMMAND: shown_name(composed.trainer), **kept})
 
 
 def _is_usual(key: str, value: object) -> bool:
@@ -128,7 +127,7 @@ def _check_same_sizes(composed: Composed, there: Mapping[str, object]) -> None:
     """
     trainer = composed.config.trainer
     typed = {key for key in _SIZES if composed.origins.get(key) in (COMMAND_LINE, PYTHON)}
-    given = dict(zip(_SIZES, (trainer.devices, trainer.nodes), strict=True))
+    given: dict[str, object] = dict(zip(_SIZES, (trainer.devices, trainer.nodes), strict=True))
     differing = [key for key in _SIZES if key in typed and given[key] and given[key] != there[key]]
     if differing and not composed.config.placement.pools:
         shown, of = (" ".join(f"{key}={each[key]}" for key in differing) for each in (given, there))

@@ -17,7 +17,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Device
 from hybridflow.config.user_code import reporting_exits
 from hybridflow.controller.resource_pool import ResourcePool
-from hybridflow.dataflows.interface import Dataflow, role_needs
+from hybridflow.dataflows.interface import Dataflow, is_in_halves, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import (
     STRICT,
@@ -117,7 +117,8 @@ def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: Tra
     if is_own(config.dataflow):
         prompts = prompts.join(precomputed(program, prompts))
         backend.forget()
-    measured(program.step(prompts), owner=f"{type(program).__name__}.step")
+    half = "learn" if is_in_halves(type(program)) else "step"
+    measured(program.step(prompts), owner=f"{type(program).__name__}.{half}")
     return tuple(backend.calls)
 
 

@@ -26,7 +26,7 @@ class Fault:
     """One fault, and what became of it."""
 
     step: int
-    """The number of steps that were done."""
+    """The step in which it occurred, or after which, if it was evaluated or saved then."""
 
     kind: str
     name: str
@@ -45,13 +45,19 @@ class Fault:
     resumed_step: int | None
     """The step after which the run continued; None if the fault ended it."""
 
+    repeated_steps: int
+    """The number of steps that were done and had to be repeated."""
+
+    source: str
+    """The copy from which the trained state was restored; empty if it was kept."""
+
     cost_seconds: float
     """The time that the run lost: until it continued, and for work that it had to repeat."""
 
     @property
     def at(self) -> float:
-        """Where it is on an axis of steps: between the last step that was done and the next."""
-        return self.step + 0.5
+        """Where it is on an axis of steps: before the end of its step."""
+        return max(0.0, self.step - 0.5)
 
     @property
     def is_survived(self) -> bool:
@@ -63,11 +69,11 @@ class Fault:
         """A description of what the run did about it."""
         if self.resumed_step is None:
             return "the run ended"
-        lost = self.step - self.resumed_step
         replaced = f"new processes in {self.pools}; " if self.pools else ""
         replaced = f"a new plan with {self.plan}; " if self.plan else replaced
-        back = f", {counted(lost, 'step')} back" if lost > 0 else ""
-        return f"{replaced}continued after step {self.resumed_step}{back}"
+        source = f", from {self.source}" if self.source else ""
+        back = f", {counted(self.repeated_steps, 'step')} back" if self.repeated_steps > 0 else ""
+        return f"{replaced}continued after step {self.resumed_step}{source}{back}"
 
 
 def append_faults(ledger: Path, faults: Sequence[Mapping[str, Json]], outcome: Mapping[str, Json]) -> None:
@@ -92,7 +98,7 @@ def read_faults(run_dir: Path) -> Sequence[Fault]:
 
 
 def _fault(step: int, row: dict[str, Json]) -> Fault:
-    resumed, cost = row.get("resumed_step"), row.get("cost_seconds")
+    resumed, repeated, cost = row.get("resumed_step"), row.get("repeated_steps"), row.get("cost_seconds")
     return Fault(
         step=step,
         kind=str(row.get("kind", "")),
@@ -102,5 +108,7 @@ def _fault(step: int, row: dict[str, Json]) -> Fault:
         pools=str(row.get("pools", "")),
         plan=str(row.get("plan", "")),
         resumed_step=resumed if isinstance(resumed, int) else None,
+        repeated_steps=repeated if isinstance(repeated, int) else 0,
+        source=str(row.get("source", "")),
         cost_seconds=float(cost) if isinstance(cost, int | float) and 0 <= cost < _MOST_SECONDS else 0.0,
     )

@@ -73,7 +73,7 @@ class Progress:
         self._evaluation_seconds: float | None = None
         self._ends: deque[float] = deque([clock()], maxlen=_RECENT_STEPS + 1)
         self._printed_at = self._part_printed_at = -math.inf
-        self._is_testing = self._is_announced = False
+        self._is_testing = self._is_announced = self._is_stepping = False
         self._says_all_steps = True
         self._first_eval: dict[str, float] = {}
 
@@ -105,6 +105,10 @@ class Progress:
         if name == "step" and self._state.step < self._first_step:
             self._apart_seconds = 0.0
             self._restart_clock()
+        elif name == "step" and self._is_stepping:  # a fault interrupted the step: its time is not that of steps
+            lost = self._trained_seconds() - self._ends[-1]
+            self._ends = deque((end + lost for end in self._ends), maxlen=self._ends.maxlen)
+        self._is_stepping = self._is_stepping or name == "step"
 
     def part(self, stage: str, done: int, total: int) -> None:
         """Shows how much of a stage is done: on the line, or as plain lines if an evaluation takes long."""
@@ -123,7 +127,7 @@ class Progress:
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics of a step that has ended."""
-        state = self._state
+        state, self._is_stepping = self._state, False
         elapsed = self._trained_seconds() - self._ends[-1]
         self._ends.append(self._trained_seconds())
         state.step = step

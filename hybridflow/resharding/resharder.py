@@ -41,8 +41,9 @@ class Resharder:
     object cannot be used again.
 
         resharder = Resharder(engine.weight_shards, rollout.weight_slots(), group=group, transfer=config.transfer)
+        rollout.pause()
         report = resharder.transfer(7)
-        rollout.weights_changed(version=7)
+        rollout.resume(version=7)
     """
 
     def __init__(

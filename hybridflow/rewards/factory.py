@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from hybridflow.config.reward import Reward
 from hybridflow.rewards.functions.code_tests import CodeTestsReward, check_row
+from hybridflow.rewards.functions.environment import environment_return
 from hybridflow.rewards.functions.exact_match import exact_match
 from hybridflow.rewards.functions.format import FormatReward
 from hybridflow.rewards.functions.gsm8k import gsm8k
@@ -55,6 +56,11 @@ def _exact_match() -> Function:
     return exact_match
 
 
+def _environment() -> Function:
+    """The sum of the rewards that the environment gave in the episode (with `environment=...`)."""
+    return environment_return
+
+
 def _gsm8k() -> Function:
     r"""1 if the final answer (after `####`, in `\boxed{}`, or the last number) equals the data's answer, else 0."""
     return gsm8k
@@ -78,6 +84,7 @@ def _overlong(
 
 BUILT_IN: Mapping[str, BuiltIn] = {
     "exact_match": BuiltIn(_exact_match, needs_answer=True),
+    "environment": BuiltIn(_environment),
     "gsm8k": BuiltIn(_gsm8k, needs_answer=True),
     "math": BuiltIn(MathReward, is_trusted=False, needs_answer=True),
     "format": BuiltIn(FormatReward, is_trusted=False),

@@ -30,7 +30,8 @@ class ActorWorker(ModelWorker):
     """The policy: its log-probabilities, its updates, and its samples.
 
     States: `publish_weights` gives the rollout the weights of the last update; between an update and that call,
-    `generate` raises. Every sample carries the version of its weights, and `update` refuses samples of another version.
+    `generate` raises. Every sample carries the version of its weights, and `update` refuses
+    samples of other versions, except as far as `asynchrony.max_staleness` allows them.
     """
 
     def __init__(
@@ -43,6 +44,11 @@ class ActorWorker(ModelWorker):
         self._preferences = PreferenceUpdate(algorithm, self.reduce, self._logprobs)
         sampled_by = rollout.rollout if rollout else None
         self._policy = PolicyUpdate(setup, algorithm, sampled_by, reduce=self.reduce, train=self._learn)
+
+    def close(self) -> None:
+        """Ends the processes of the colocated rollout's environment."""
+        if self.rollout is not None:
+            self.rollout.close()
 
     @property
     def rollout(self) -> ResponseGenerator | None:
@@ -93,7 +99,7 @@ class ActorWorker(ModelWorker):
     @transfer(
         MINIBATCHES,
         requires=("prompt_ids", "response_ids", "response_mask", "advantages"),
-        optional=(*LOSS_COLUMNS, "weight_version", "truncated"),
+        optional=(*LOSS_COLUMNS, "weight_version", "version_runs", "truncated"),
         other_requires=PRETRAINING_COLUMNS,
     )
     def update(self, batch: Batch, pretraining: Batch | None = None) -> Metrics:
@@ -102,7 +108,8 @@ class ActorWorker(ModelWorker):
         Texts of `pretraining` join each optimizer step, their loss weighted by `algorithm.pretraining_coefficient`.
         """
         self.weights.check_versions(batch)
-        metrics = self._policy(batch, pretraining, has_learned=not self.weights.is_published)
+        weights = self.weights
+        metrics = self._policy(batch, pretraining, version=weights.version, has_learned=not weights.is_published)
         return metrics | self._estimation.drain_metrics() | self.weights.drain_metrics()
 
     @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask"))

@@ -22,6 +22,8 @@ from hybridflow.workers.model_worker import Reduce
 from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, called, policy_loss, token_numbers
 
 PREPARED = "prepared/"
+IS_CURRENT = "is_current"
+"""Token column: 1 for tokens that the policy's own weights sampled. Without it, they sampled all tokens."""
 IS_TEXT = "is_text"
 """Row column of a minibatch that mixes samples and pretraining texts: which rows are texts."""
 
@@ -99,7 +101,8 @@ def policy_objective(
             measures["actor/kl_coef"] = last(algorithm.kl.coefficient)
         if compares_rollout and "rollout_logprobs" in columns:
             drawn_by = now if algorithm.old_logprobs is OldLogprobs.rollout else old
-            measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, mask)
+            current = mask * columns[IS_CURRENT] if IS_CURRENT in columns else mask
+            measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, current)
         return Loss(value, measures)
 
     return LossFn(("logprobs", "entropy"), loss_fn)

@@ -5,6 +5,7 @@ from functools import cached_property
 from itertools import repeat
 
 from hybridflow.batch import Batch
+from hybridflow.batch.versions import token_versions
 from hybridflow.batch.wire import Meta
 from hybridflow.config.algorithm import Algorithm, KLPlacement, OldLogprobs
 from hybridflow.config.model import Dtype
@@ -14,7 +15,14 @@ from hybridflow.errors import ConfigError, StaleWeightsError
 from hybridflow.observability.metrics import Metrics
 from hybridflow.workers.model_worker import Objective, Reduce, TrainingSetup, minibatch_rows
 from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, policy_loss
-from hybridflow.workers.objectives import Denominators, policy_objective, prepared, row_summaries, token_summaries
+from hybridflow.workers.objectives import (
+    IS_CURRENT,
+    Denominators,
+    policy_objective,
+    prepared,
+    row_summaries,
+    token_summaries,
+)
 from hybridflow.workers.pretraining import with_pretraining, with_texts
 from hybridflow.workers.rollout_correction import rollout_corrected
 
@@ -38,11 +46,12 @@ class PolicyUpdate:
         self._train = train
         self._has_compared = False
 
-    def __call__(self, batch: Batch, pretraining: Batch | None, *, has_learned: bool) -> Metrics:
+    def __call__(self, batch: Batch, pretraining: Batch | None, *, version: int, has_learned: bool) -> Metrics:
         """Checks, corrects and trains on the batch; metrics `actor/*`, `critic/{rewards,advantages}/*`, `training/*`.
 
-        `has_learned`: the policy was trained after it drew the samples.
+        `version` is that of the policy's weights. `has_learned`: the policy was trained after these were published.
         """
+        batch = with_current_tokens(batch, version)
         check_temperature(batch.meta, self._setup.temperature)
         if self._algorithm.kl.placement is KLPlacement.loss:
             batch.require(("ref_logprobs",), stage="actor.update with algorithm.kl.placement=loss")
@@ -98,15 +107,35 @@ class PolicyUpdate:
         yield from repeat(compares and self._algorithm.old_logprobs is not OldLogprobs.rollout)
 
     def _check_rollout_agrees(self, metrics: Metrics, batch: Batch) -> None:
-        """At the first update of a run, rollout and training must agree on the log-probabilities of the samples."""
+        """At the first update of a run on samples of the current weights, rollout and training must agree on the
+        log-probabilities of the samples."""
         largest = metrics.get("training/rollout_logprobs_diff_max")
-        if self._has_compared or largest is None or self._rollout is None:
+        if self._has_compared or largest is None or self._rollout is None or not _has_current_tokens(batch):
             return
         self._has_compared = True
         if not self._rollout.sampling.is_restricted:
             exact = self._setup.model.dtype is not Dtype.bfloat16
             bound = self._rollout.max_logprob_difference or (1e-3 if exact else 0.5)
             check_rollout_agrees(largest.value, batch.meta, bound, temperature=self._setup.temperature)
+
+
+def with_current_tokens(batch: Batch, version: int) -> Batch:
+    """The batch with `IS_CURRENT` in place of `version_runs`, if other weights than those of `version` sampled some of
+    its tokens: only the others can be compared with the policy's log-probabilities."""
+    if "version_runs" not in batch:
+        return batch
+    runs, responses = batch.tokens("version_runs"), batch.tokens("response_mask")
+    batch = batch.only([name for name in batch.columns if name != "version_runs"])
+    if bool((runs.values[:, 0] == version).all()):
+        return batch
+    is_current = token_versions(runs, responses.lengths).values == version
+    return batch.with_columns(tokens={IS_CURRENT: responses.like(is_current.to(responses.values.dtype))})
+
+
+def _has_current_tokens(batch: Batch) -> bool:
+    if IS_CURRENT not in batch:
+        return True
+    return bool((batch.tokens(IS_CURRENT).values * batch.tokens("response_mask").values).any())
 
 
 def check_one_step(optimizer_steps: int) -> None:

@@ -2,18 +2,22 @@
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from hybridflow.batch import Batch
+from hybridflow.config.data import Data
+from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Transfer
 from hybridflow.controller.protocols import BROADCAST, GENERATION
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
+from hybridflow.data.chat_template import with_chat_template
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.factory import tokenizer_directory
+from hybridflow.environments.play import EpisodePlayer
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
 from hybridflow.resharding.resharder import Resharder, joint_group
@@ -22,7 +26,7 @@ from hybridflow.workers.model_worker import chosen_device
 
 logger = logging.getLogger(__name__)
 
-GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "truncated")
+GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "version_runs", "truncated")
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,13 @@ class RolloutSetup:
     max_prompt_tokens: int
     max_response_tokens: int
     seed: int
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
+    chat_template: str | None = None
+    """`data.chat_template`, for the turns of an environment."""
     is_colocated: bool = True
     """It runs in the actor's processes; otherwise in its own pool."""
+    max_staleness: int = 0
+    """Largest number of publications by which samples may be older than the weights that they train."""
     reads_weights: bool = False
     """It reads the weights in `model.path`, because no actor sends any."""
 
@@ -48,11 +57,21 @@ class ResponseGenerator:
         tokenizer = load_tokenizer(tokenizer_directory(setup.model), pad_token=setup.model.pad_token)
         self._context = context
         self._setup = setup
+        ends = eos_ids(tokenizer, directory)
+        self._player = None
+        if setup.environment.name is not None:
+            self._player = EpisodePlayer(
+                setup.environment,
+                with_chat_template(tokenizer, Data(chat_template=setup.chat_template)),
+                ends,
+                max_prompt_tokens=setup.max_prompt_tokens,
+                max_response_tokens=setup.max_response_tokens,
+            )
         self.engine = make_rollout_engine(
             setup.model,
             setup.rollout,
             limit_tokens=setup.max_prompt_tokens + setup.max_response_tokens,
-            eos_token_ids=eos_ids(tokenizer, directory),
+            eos_token_ids=ends,
             tokenizer=tokenizer,
             device=chosen_device(context),
             ranks=context.rendezvous.ranks(context.role, context.meshes["generation"]),
@@ -77,7 +96,18 @@ class ResponseGenerator:
         is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
         with self._context.interruptible() if is_alone else nullcontext():
             sampling = setup.rollout.sampling_for(purpose)
-            return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
+
+            def generate(rows: Batch, max_tokens: int) -> Batch:
+                return self.engine.generate(rows, sampling, max_response_tokens=max_tokens, seed=seed)
+
+            if self._player is None:
+                return generate(prompts, setup.max_response_tokens)
+            return self._player.play(prompts, generate, seed=seed)
+
+    def close(self) -> None:
+        """Ends the processes of the environment, if there is one."""
+        if self._player is not None:
+            self._player.close()
 
 
 class RolloutWorker(Worker):
@@ -93,6 +123,10 @@ class RolloutWorker(Worker):
         self._transfer = setup.rollout.transfer
         self._generator = ResponseGenerator(context, setup)
         self._resharder: Resharder | None = None
+
+    def close(self) -> None:
+        """Ends the processes of the environment."""
+        self._generator.close()
 
     @transfer(BROADCAST, changes=False)
     def is_ready(self) -> bool:
@@ -110,9 +144,9 @@ class RolloutWorker(Worker):
     def receive_weights(self, version: int) -> None:
         """Receives the weights that the actor sends."""
         assert self._resharder is not None, "the rollout has not joined the actor"
-        self._generator.engine.weights_changing()
+        self._generator.engine.pause()
         self._resharder.transfer(version)
-        self._generator.engine.weights_changed(version=version)
+        self._generator.engine.resume(version=version)
 
     @transfer(GENERATION, provides=GENERATED_COLUMNS, changes=False)
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:

@@ -21,7 +21,7 @@ from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel, 
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics, last, maximum, mean, minimum
 from hybridflow.workers.model_worker import Reduce
-from hybridflow.workers.objectives import rollout_difference
+from hybridflow.workers.objectives import IS_CURRENT, rollout_difference
 
 PREFIX = "rollout_corr"
 
@@ -73,7 +73,8 @@ def _by_rollout(batch: Batch, correction: Correction, reduce: Reduce) -> tuple[B
     mask, old, rollout = (
         batch.tokens(name).padded(0) for name in ("response_mask", "old_logprobs", "rollout_logprobs")
     )
-    metrics = mismatch_metrics(old, rollout, mask) | rollout_difference(rollout, old, mask)
+    current = mask * batch.tokens(IS_CURRENT).padded(0) if IS_CURRENT in batch else mask
+    metrics = mismatch_metrics(old, rollout, mask) | rollout_difference(rollout, old, current)
     kept, of_rejection = _kept(old, rollout, mask, correction, reduce)
     columns = {"response_mask": Ragged.from_padded(kept, responses.lengths)}
     if correction.weights is not CorrectionLevel.none:

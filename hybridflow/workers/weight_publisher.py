@@ -93,14 +93,20 @@ class WeightPublisher:
             self._rest()
 
     def check_versions(self, batch: Batch) -> None:
-        """Raises `StaleWeightsError` for samples that were drawn from other weights than the published ones."""
-        versions = set(batch.row("weight_version").tolist()) if "weight_version" in batch else {self.version}
-        if versions != {self.version}:
+        """Raises `StaleWeightsError` for samples of other weights than the published ones and those of the
+        `max_staleness` versions before them."""
+        versions = self.versions_of(batch)
+        oldest = self.version - (self._setup.max_staleness if self._setup is not None else 0)
+        if versions and not oldest <= min(versions) <= max(versions) <= self.version:
             raise StaleWeightsError(
                 f"The samples were generated with weight versions {sorted(versions)}, but the actor is at version"
                 f" {self.version}.",
                 remedy="Update on samples of the current weights, and publish after each update.",
             )
+
+    def versions_of(self, batch: Batch) -> set[int]:
+        """The weight versions of the samples; the current one if they name none."""
+        return set(batch.row("weight_version").tolist()) if "weight_version" in batch else {self.version}
 
     def join(self, address: StoreAddress, sizes: tuple[int, int]) -> None:
         """Connects to the ranks of a rollout in another pool; `sizes` counts the actor's and the rollout's ranks."""
@@ -140,9 +146,9 @@ class WeightPublisher:
 
     def _transfer(self, rollout: ResponseGenerator) -> None:
         assert self._resharder is not None, "a colocated rollout is bound when it is made"
-        rollout.engine.weights_changing()
+        rollout.engine.pause()
         self._metrics = self._over_all_ranks(self._resharder.transfer(self.version).metrics())
-        rollout.engine.weights_changed(version=self.version)
+        rollout.engine.resume(version=self.version)
         self._rest()
         self._is_due = False
 

@@ -45,6 +45,15 @@ class TwoNodes:
         self.said.append(" ".join(done.stdout.split()))
         return done.returncode
 
+    def raylet(self, *, of_head: bool) -> psutil.Process:
+        """The raylet of the head or of the other node."""
+        [found] = [
+            process
+            for process in _given(self.environment["RAY_TMPDIR"])
+            if process.name() == "raylet" and ("--head" in process.cmdline()) == of_head
+        ]
+        return found
+
 
 @contextmanager
 def two_nodes(folder: Path) -> Iterator[TwoNodes]:
@@ -109,11 +118,12 @@ def virtual_devices(count: int, folder: Path) -> Iterator[Mapping[str, str]]:
 
 def _end_all_below(sockets: Path) -> None:
     """Kills the cluster's own processes: those that were given a directory below this one."""
-    clusters = [process for process in psutil.process_iter(["cmdline"]) if _is_given(process, f"{sockets}/")]
+    clusters = _given(str(sockets))
     for process in clusters:
         process.send_signal(signal.SIGKILL)
     psutil.wait_procs(clusters, timeout=20)
 
 
-def _is_given(process: psutil.Process, path: str) -> bool:
-    return path in shlex.join(process.info["cmdline"] or [])
+def _given(sockets: str) -> list[psutil.Process]:
+    processes = psutil.process_iter(["cmdline"])
+    return [process for process in processes if f"{sockets}/" in shlex.join(process.info["cmdline"] or [])]

@@ -54,7 +54,9 @@ def test_a_program_without_a_model_is_trained_on(tmp_path, engine):
 @pytest.mark.parametrize(
     ("text", "found", "remedy"),
     [
-        (PARTIAL, "is not a rollout engine: it lacks weights_changing, weights_changed and sleep", "Derive it from"),
+        (PARTIAL, "is not a rollout engine: it lacks pause, resume and sleep", "Derive it from"),
+        (SCRIPTED + "    def weights_changed(self, *, version): ...",
+            "has a method weights_changed, which would never be called", "Rename it to resume"),
         ("class Engine(CustomEngine):\n    pass", "it lacks respond", "write respond()"),
         ("class Engine(CustomEngine):\n    def respond(self, prompts, sampling, *, seeds): ...",
             "cannot be called: got an unexpected keyword argument 'max_response_tokens'", "Write def respond(self"),

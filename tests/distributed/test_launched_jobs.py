@@ -64,8 +64,10 @@ def wait_for_step(run_dir: Path, step: int, slurm: StandIn, *, seconds: float) -
 
 
 def test_a_notice_saves_a_checkpoint_and_the_requeued_job_resumes_from_it(slurm, tmp_path):
-    one = slurm(NODES[:1])
-    run_dir = submit(one, tmp_path, "trainer.total_steps=5", "trainer.save_every=50", seconds=0.5)
+    one, file = slurm(NODES[:1]), tmp_path / "more.yaml"
+    file.write_text("trainer.save_every: 50\n")
+    run_dir = submit(one, tmp_path, "more.yaml", "trainer.total_steps=5", seconds=0.5)
+    file.write_text("broken: [")  # the job has the settings that it was submitted with
     wait_for_step(run_dir, 2, one, seconds=100)
     one.notify()
     assert one.status(100) == 0, one.output
@@ -139,7 +141,7 @@ def test_the_nodes_of_a_task_of_skypilot_form_a_ray_cluster_and_end_together(tmp
     (tmp_path / "slow.py").write_text(SLOW_REWARD.format(seconds=0.1))
     words = [*SMALL, "trainer.nodes=2", "trainer.total_steps=3", "actor.engine=fsdp", f"trainer.run_dir={tmp_path}/run"]
     command = [sys.executable, "-m", "hybridflow", "launch", "--on", "skypilot", "--dry-run"]
-    command += ["--mount", f"s3://bucket:{tmp_path}", *words]
+    command += ["--line", f"volumes: {{{tmp_path}: shared}}", *words]
     environment = StandIn(tmp_path / "unused").environment | {
         "SKYPILOT_NODE_IPS": "\n".join(NODES),
         "RAY_DEFAULT_OBJECT_STORE_MEMORY_PROPORTION": "0.01",

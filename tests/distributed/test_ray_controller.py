@@ -1,8 +1,10 @@
 """Groups on Ray give what they give on the local backend, and no token passes through the driver."""
 
 import pickle
+import re
 import time
 
+import psutil
 import pytest
 import ray
 import torch
@@ -162,3 +164,14 @@ def test_bytes_through_the_driver_do_not_depend_on_tokens(ray_backend, actor, ju
 def test_a_pool_that_does_not_fit_is_refused(ray_backend):
     with pytest.raises(ResourceError, match=r"'big' needs 100 devices \(cpu\); the cluster has 8.*trainer\.devices"):
         WorkerGroup(Talker, ResourcePool("big", 100), ray_backend, role="talker")
+
+
+def test_processes_are_named_after_their_roles_and_during_a_call_after_the_call(talker):
+    first, _ = processes = [psutil.Process(pid) for pid in wait(talker.pid())]
+    sleeping = talker.sleep(1.5)
+    time.sleep(0.5)
+    during = first.cmdline()[0]
+    wait(sleeping)
+    assert during.startswith("ray::RayHost talker.sleep rank 0")
+    for rank, process in enumerate(processes):
+        assert re.fullmatch(rf"ray::RayHost \S*talker\S* rank {rank}", process.cmdline()[0].rstrip())

@@ -77,6 +77,28 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
     assert max(overlaps) > 0.0
 
 
+@pytest.mark.ray
+def test_with_a_rollout_of_its_own_pool_the_next_batch_is_generated_while_the_actor_learns(
+    tmp_path: Path, ray_backend: Backend
+):
+    pools = (
+        "placement={pools: {train: {devices: 1}, generate: {devices: 1}}, roles: {rollout: generate, reward: generate}}"
+    )
+    settings = ["trainer={backend: ray, devices: 2, total_steps: 6, eval_every: 0, save_every: 0}", pools]
+    settings += ["algorithm=grpo", "rollout.samples_per_prompt=16", "asynchrony.max_staleness=1"]
+    rows = rows_of_run(tmp_path / "run", [*small_run(tmp_path), *settings])
+    spans = [span for step in steps_of(tmp_path / "run") for span in step.spans]
+    generated = sorted((span for span in spans if span.name == "rollout.generate"), key=lambda span: span.start)
+    updated = sorted((span for span in spans if span.name == "actor.update"), key=lambda span: span.start)
+    assert len(generated) == len(updated) == 6
+    shared = [
+        min(generate.end, update.end) - max(generate.start, update.start)
+        for generate, update in zip(generated[1:], updated, strict=False)
+    ]
+    assert max(shared[1:]) > 0.0, shared  # the first two batches are generated before the first update
+    assert [row["async/staleness/max"] for row in rows[-6:]] == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 def test_ranks_of_one_pool_run_all_calls_in_call_order_and_rows_are_counted_once(tmp_path: Path, ray_backend: Backend):

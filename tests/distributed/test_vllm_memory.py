@@ -66,12 +66,14 @@ def train_and_generate(rank: int, directory: Path, is_bound: bool) -> Shared:
     plain = load_causal_lm(directory, dtype=torch.float32, device="cpu")
     answers, expected = [], []
     for version in range(3):
-        engine.weights_changed(version=version)
+        engine.pause()
+        engine.resume(version=version)
         answers.append(answered(engine, all_prompts()))
         plain.load_state_dict(weights(trained))
         expected.append(greedy_answers(plain, all_prompts(), tokens=TOKENS))
         stepped(trained, sequences(seed=version), likelihood_loss)
-    engine.weights_changed(version=3)
+    engine.pause()
+    engine.resume(version=3)
     last = answered(engine, all_prompts())
     answered(engine, prompt_rows([56] * 128))
     full = resident_mb()

@@ -116,6 +116,11 @@ def test_samples_do_not_depend_on_the_layout_or_the_number_of_replicas(directori
     assert len({tuple(answer) for answer in alone.sampled}) > 6
 
 
+def test_rows_that_are_interrupted_on_all_ranks_of_a_replica_draw_the_same(divided):
+    for rank in divided("llama"):
+        assert rank.interrupted == rank.sampled
+
+
 @pytest.fixture(scope="module")
 def filled(directories) -> list[dict[str, dict]]:
     """A dense model and one with experts, each over two ranks, with weights from outside."""

@@ -197,3 +197,24 @@ def test_a_rollout_that_dies_before_it_receives_weights_leaves_the_trained_model
     assert_is_whole(run, whole(*APART))
     [fault] = faults_of(run)
     assert (fault["pools"], fault["resumed_step"]) == ("generation", fault["step"]), "the sender has left its call"
+
+
+@pytest.mark.parametrize("call", [6, 7], ids=["in an evaluation", "in a step"])
+def test_batches_that_were_generated_ahead_are_asked_for_again_after_a_fault(
+    ray_backend: Backend, command: MakeCommand, whole: MakeWhole, call: int
+):
+    run = command()
+    run.trap.write_text(f"{call} SIGKILL 0")
+    ended = run.here("trainer.backend=ray", *APART, "asynchrony={max_staleness: 2, ahead: 2}")
+    assert ended.status == 0, ended.said
+    assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
+    fault, *_ = faults_of(run)  # the new process has the same trap
+    assert (fault["fault"], fault["pools"], fault["resumed_step"]) == ("WorkerDied", "generation", 2)
+    rows = [row for row in run.rows() if "async/groups/consumed" in row]
+    assert [row["async/groups/consumed"] for row in rows] == [8 * step for step in range(1, 7)]
+    assert [row["async/staleness/max"] for row in rows[:2]] == [0.0, 1.0]
+    assert max(row["async/staleness/max"] for row in rows) <= 2.0
+    drawn, expected = (
+        CheckpointStore(each.run_dir).latest().driver_state()["streams"] for each in (run, whole(*APART))
+    )
+    assert drawn == expected

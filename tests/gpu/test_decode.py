@@ -8,14 +8,13 @@ import torch
 from transformers import PreTrainedModel
 
 from hybridflow.config.rollout import Sampling
-from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
+from hybridflow.engines.rollout.requests import Responses
 from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
-from hybridflow.engines.rollout.transformers.decode import Decoded, decode
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory, Run
 from hybridflow.engines.rollout.transformers.graphs import Graphs, run_eagerly
 from tests.toys import toy_model
-from tests.unit.engines.rollout.rows import prompt_rows
+from tests.unit.engines.rollout.rows import decoded, prompt_rows
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_k=9, top_p=0.8)]
 ENDS = (1, 9)
@@ -28,15 +27,8 @@ def model_on(device: torch.device, dtype: torch.dtype = torch.float32) -> PreTra
     return model
 
 
-def drawn(model: PreTrainedModel, sampling: Sampling, memory: FixedMemory | None, tokens: int = 120) -> Decoded:
-    uniforms = uniform_draws(row_keys(3, PROMPTS.row("uid"), PROMPTS.row("sample_index")), tokens)
-    return decode(model, PROMPTS.tokens("prompt_ids"), uniforms, sampling, eos_token_ids=ENDS, memory=memory)
-
-
-def counted(decoded: Decoded) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens and log-probabilities that count."""
-    within = torch.arange(decoded.tokens.shape[1], device=decoded.lengths.device) < decoded.lengths[:, None]
-    return decoded.tokens[within], decoded.logprobs[within]
+def drawn(model: PreTrainedModel, sampling: Sampling, memory: FixedMemory | None, tokens: int = 120) -> Responses:
+    return decoded(model, PROMPTS, sampling, tokens=tokens, ends=ENDS, memory=memory)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
@@ -53,9 +45,9 @@ def test_graphs_draw_what_plain_steps_draw(device, dtype, sampling):
     expected = drawn(model, sampling, FixedMemory(model, lambda: run_eagerly))
     for _ in range(2):
         found = drawn(model, sampling, memory)
-        assert torch.equal(found.lengths, expected.lengths)
-        for own, other in zip(counted(found), counted(expected), strict=True):
-            assert torch.equal(own, other)  # the same kernels on the same sizes
+        assert torch.equal(found.tokens.lengths, expected.tokens.lengths)
+        assert torch.equal(found.tokens.values, expected.tokens.values)  # the same kernels on the same sizes
+        assert torch.equal(found.logprobs.values, expected.logprobs.values)
     if device.type == "cuda":
         assert isinstance(made[-1], Graphs) and len(made[-1]._graphs) > 2
 
@@ -65,10 +57,11 @@ def test_steps_at_fixed_addresses_draw_what_the_plain_loop_draws(device, samplin
     model = model_on(device)
     found = drawn(model, sampling, FixedMemory(model, lambda: run_eagerly))
     expected = drawn(model, sampling, None)
-    same = [torch.equal(a[:n], b[:n]) for a, b, n in zip(found.tokens, expected.tokens, expected.lengths, strict=True)]
+    pairs = list(zip(found.tokens.rows(), expected.tokens.rows(), strict=True))
+    same = [torch.equal(own, other) for own, other in pairs]
     # Sums in another order move probabilities by 1e-6: of 4,800 draws, hardly one falls to another token.
     assert sum(same) >= len(same) - 1
-    assert (found.lengths == expected.lengths).sum() >= len(same) - 1
+    assert sum(len(own) == len(other) for own, other in pairs) >= len(same) - 1
 
 
 @contextmanager

@@ -117,13 +117,12 @@ def optimal_token_baseline(
             row.append(running)
         energies.append(row)
     result = [[0.0] * len(row) for row in mask]
-    for i, keep in enumerate(mask):
-        for t, m in enumerate(keep):
-            rows = [j for j in range(len(mask)) if group_ids[j] == group_ids[i] and mask[j][t]]
-            if not m:
-                continue
-            weights = [energies[j][t] for j in rows]
-            weighed = sum(w * returns[j][t] for w, j in zip(weights, rows, strict=True))
+    sampled = [[t for t, m in enumerate(keep) if m] for keep in mask]
+    for i, own in enumerate(sampled):
+        for n, t in enumerate(own):
+            rows = [j for j in range(len(mask)) if group_ids[j] == group_ids[i] and n < len(sampled[j])]
+            weights = [energies[j][sampled[j][n]] for j in rows]
+            weighed = sum(w * returns[j][sampled[j][n]] for w, j in zip(weights, rows, strict=True))
             result[i][t] = returns[i][t] - (weighed / (sum(weights) + eps) if len(rows) > 1 else 0.0)
     return result
 

@@ -97,7 +97,8 @@ def other_weights(pair: Pair, seed: int) -> Iterator[None]:
         for name, parameter in parameters.items():
             parameter.copy_(kept[name])
             slots[name].tensor.copy_(parameter)
-    pair.rollout.weights_changed(version=0)
+    pair.rollout.pause()
+    pair.rollout.resume(version=0)
 
 
 def plain_shards(pair: Pair) -> list[WeightShard]:
@@ -179,7 +180,8 @@ def test_written_slots_are_the_weights_that_answer(pair):
     prompts = prompt_rows((5, LONGEST))
     before = responses(pair.generate(prompts, GREEDY))
     with other_weights(pair, seed=1):
-        pair.rollout.weights_changed(version=7)
+        pair.rollout.pause()
+        pair.rollout.resume(version=7)
         batch = pair.generate(prompts, GREEDY)
         assert responses(batch) == greedy_answers(pair.plain, prompts, tokens=TOKENS, ends=ENDS) != before
         assert pair.largest_difference(batch) < TOLERANCE
@@ -231,12 +233,12 @@ def test_weights_given_back_in_a_sleep_are_not_used_before_they_are_written(pair
     released = pair.rollout.sleep()
     assert released.weight_bytes > 0.9 * sum(slot.tensor.nbytes for slot in pair.rollout.weight_slots().values())
     pair.rollout.wake()
-    with pytest.raises(StaleWeightsError, match="freed.*weights_changed"):
+    with pytest.raises(StaleWeightsError, match="freed.*resume"):
         pair.generate(prompt_rows())
     write_slots(pair.rollout, plain_shards(pair))
     with pytest.raises(StaleWeightsError, match="being written"):
         pair.generate(prompt_rows())
-    pair.rollout.weights_changed(version=3)
+    pair.rollout.resume(version=3)
     assert responses(pair.generate(prompt_rows())) == before
 
 
@@ -248,13 +250,13 @@ def test_a_kept_weight_survives_a_sleep_that_gives_back_the_others(pair):
     assert not slots["model.layers.0.mlp.gate_proj.weight"].tensor.any()
     pair.rollout.wake()
     write_slots(pair.rollout, plain_shards(pair))
-    pair.rollout.weights_changed(version=0)
+    pair.rollout.resume(version=0)
     assert pair.largest_difference(pair.generate(prompt_rows())) < TOLERANCE
 
 
 def test_nothing_is_answered_while_weights_are_being_written(pair):
-    pair.rollout.weights_changing()
+    pair.rollout.pause()
     with pytest.raises(StaleWeightsError, match="transfer"):
         pair.generate(prompt_rows())
-    pair.rollout.weights_changed(version=1)
+    pair.rollout.resume(version=1)
     assert pair.generate(prompt_rows()).row("weight_version").tolist() == [1] * 6

@@ -24,7 +24,8 @@ def test_biases_norms_and_a_tied_head_follow_their_weights(toy_dir, architecture
     pair = pair_of(RolloutKind.vllm, toy_dir(architecture, tie_word_embeddings=True, max_position_embeddings=256))
     assert agrees(pair)
     with other_weights(pair, seed=2):
-        pair.rollout.weights_changed(version=1)
+        pair.rollout.pause()
+        pair.rollout.resume(version=1)
         assert agrees(pair)
 
 
@@ -40,7 +41,8 @@ def test_the_cache_of_earlier_weights_is_used_until_they_are_said_to_have_change
     assert agrees(pair)
     with other_weights(pair, seed=3):
         assert not agrees(pair)
-        pair.rollout.weights_changed(version=1)
+        pair.rollout.pause()
+        pair.rollout.resume(version=1)
         assert agrees(pair)
 
 
@@ -68,12 +70,14 @@ def test_logits_that_are_not_finite_are_refused_in_words(toy_dir):
     head = pair.rollout.weight_slots()["lm_head.weight"].tensor
     kept = head[3].clone()
     head[3] = float("nan")
-    pair.rollout.weights_changed(version=7)
+    pair.rollout.pause()
+    pair.rollout.resume(version=7)
     with pytest.raises(EngineError, match=r"logits are NaN or infinite in .* \(weights of step 7\)") as caught:
         pair.generate(PROMPTS, Sampling(ignore_eos=True))
     assert "actor.optimizer.learning_rate" in caught.value.remedy
     head[3] = kept
-    pair.rollout.weights_changed(version=8)
+    pair.rollout.pause()
+    pair.rollout.resume(version=8)
     assert agrees(pair)
 
 

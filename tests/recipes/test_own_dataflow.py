@@ -43,7 +43,7 @@ class Tutor(Dataflow):
         metrics = wait(self.actor.update(self.actor.advantages(batch)))
         self.actor.publish_weights(version=self.iteration + 1)
         self.lessons += len(prompts)
-        return metrics | self.observe(prompts, batch) | {"tutor/lessons": last(self.lessons)}
+        return metrics | self.observe(batch) | {"tutor/lessons": last(self.lessons)}
 
     def state(self):
         return {"lessons": self.lessons}

@@ -136,6 +136,14 @@ class Respawns(Protocol):
         ...
 
 
+class Polls(Protocol):
+    """Tells whether calls have ended."""
+
+    def has_ended(self, pending: Sequence[Pending]) -> bool:
+        """Whether all these calls have ended, well or not; does not wait."""
+        ...
+
+
 class FindsDevices(Protocol):
     """Finds devices to which a run can move."""
 
@@ -144,7 +152,7 @@ class FindsDevices(Protocol):
         ...
 
 
-class Backend(Abandons, Respawns, FindsDevices, Protocol):
+class Backend(Abandons, Respawns, FindsDevices, Polls, Protocol):
     """Runs workers. The first failure of any call is raised by `call` or `wait`, whichever comes first."""
 
     call_log: CallLog

@@ -26,6 +26,8 @@ _HOST = re.compile(
     r"host=(?P<host>\S+) pid=(?P<pid>\d+) .*?(?:memory_gb=(?P<memory>\d+) .*)?directory=(?P<directory>.*) commit="
 )
 _COMMAND = "command="
+_FAILED = "failed: "
+_BEGUN = "all roles have started"
 _PROGRAM = "hybridflow"
 _MOST_NAMED = 6
 _SAME_SECONDS = 2.0
@@ -152,7 +154,24 @@ class RunDirectory:
     def ending(self) -> Ending | None:
         """How the run ended, as it recorded itself; None if it runs, or was killed."""
         found = read_ending(self.path)
-        return None if self.is_alive or found == UNRECORDED else found
+        if self.is_alive:
+            return None
+        if found in (None, UNRECORDED):
+            # On a full disk, only the log may have it.
+            return Ending("failed", self.logged_failure) if self.logged_failure and self.has_begun else None
+        return found
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the roles of the latest start have started, as far as run.log says."""
+        return any(line.message.startswith(_BEGUN) for line in self.lines)
+
+    @property
+    def logged_failure(self) -> str:
+        """The last error that the latest start has logged as its end; empty without one."""
+        errors = [line.message for line in self.lines if line.level == "ERROR" and line.message.startswith(_FAILED)]
+        last = errors[-1].removeprefix(_FAILED) if errors else ""
+        return "" if last == UNRECORDED.said else last
 
     @property
     def was_killed(self) -> bool:

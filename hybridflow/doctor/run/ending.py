@@ -1,16 +1,15 @@
 """How the run ended: as it recorded itself, the errors in its log, and the faults of workers that came before."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from hybridflow.doctor.finding import Finding, Status, ok, problem, warning
 from hybridflow.doctor.run.directory import RunDirectory
 from hybridflow.doctor.run.kills import kills
-from hybridflow.observability.ending import UNRECORDED, split_remedy
+from hybridflow.observability.ending import split_remedy
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.formatting import counted
 
-_FAILED = "failed: "
-_BEGUN = "all roles have started"
 _READ = "Read the traceback on the console, or start the run again to see it."
 
 
@@ -22,7 +21,7 @@ def ending(run: RunDirectory) -> Iterator[Finding]:
         yield ok("ending", f"{run.ending.how}: {run.ending.said}")
     elif run.ending is not None:
         yield _failure("ending", run.ending.said)
-    elif not run.last_step and not any(line.message.startswith(_BEGUN) for line in run.lines):
+    elif not run.last_step and not run.has_begun:
         yield problem("ending", f"ended while it started{_when(run)}, without recording why", _READ)
     else:
         is_explained = any(finding.status is Status.problem for finding in kills(run))
@@ -39,10 +38,8 @@ def ending(run: RunDirectory) -> Iterator[Finding]:
 
 def _later_attempt(run: RunDirectory) -> Iterator[Finding]:
     """A later start in the directory that failed before it could begin, which leaves the earlier ending in place."""
-    errors = [line.message for line in run.lines if line.level == "ERROR" and line.message.startswith(_FAILED)]
-    last = errors[-1].removeprefix(_FAILED) if errors else ""
-    recorded = " ".join(run.ending.said.split()) if run.ending else ""
-    if last and last not in (recorded, UNRECORDED.said):
+    last, recorded = run.logged_failure, " ".join(run.ending.said.split()) if run.ending else ""
+    if last and last != recorded:
         yield _failure("last start", last)
 
 
@@ -71,13 +68,23 @@ def faults(run: RunDirectory) -> Iterator[Finding]:
     after = "which ended the run"
     if "resumed_step" in last:
         after = f"after which the run continued from step {last['resumed_step']} within {last.get('seconds')} s"
-    yield warning(
-        "faults",
+    found = (
         f"{counted(len(run.faults), 'fault')}, {survived} survived; the last in step"
-        f" {_next(last.get('step'))}, {last.get('fault')}: {place}, {after}",
-        f"Read {run.path / FAULTS_FILE}: faults of one role or node have one cause.",
+        f" {last.get('step')}, {last.get('fault')}: {place}, {after}"
     )
+    if common := _common(run.faults):
+        yield warning("faults", found, f"Look for a common cause in {run.path / FAULTS_FILE}: {common}.")
+    elif survived < len(run.faults):
+        yield warning("faults", found, f"Read {run.path / FAULTS_FILE}, which has the details.")
+    else:
+        yield ok("faults", found)
 
 
-def _next(step: object) -> object:
-    return step + 1 if isinstance(step, int) else step
+def _common(faults: Sequence[Mapping[str, object]]) -> str:
+    """The node or role of most faults, in words; empty if there is only one fault, or they have nothing in common."""
+    for name in ("node", "role"):
+        values = Counter(str(fault[name]) for fault in faults if fault.get(name))
+        value, count = values.most_common(1)[0] if values else ("", 0)
+        if count > max(1, len(faults) // 2) and (name == "role" or len(values) > 1):
+            return f"{count} of {len(faults)} faults were of {name} {value}"
+    return ""

@@ -2,14 +2,12 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.batch import Ragged
@@ -18,6 +16,7 @@ from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.user_code import load_member
 from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.engines.rollout.memory import WeightBuffer
+from hybridflow.engines.rollout.requests import Request, Responses
 from hybridflow.engines.rollout.shell import RolloutShell
 from hybridflow.errors import ConfigError, EngineError
 from hybridflow.models.loading import load_causal_lm, torch_dtype
@@ -26,7 +25,8 @@ from hybridflow.models.names.parts import views
 from hybridflow.observability.activity import ACTIVITY, FOREVER
 from hybridflow.parallel.groups import Ranks
 
-_METHODS = ("generate", "weight_slots", "weights_changing", "weights_changed", "sleep", "wake")
+_METHODS = ("generate", "weight_slots", "pause", "resume", "sleep", "wake")
+_RENAMED = {"weights_changing": "pause", "weights_changed": "resume"}
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,9 @@ class CustomEngine(RolloutShell):
     """Base class of a rollout engine that a user writes; each rank of the run makes one, with its own prompts.
 
     A subclass implements `respond`. An engine that runs the policy passes it to `__init__`: the trained weights are
-    written to its parameters after each training step; then `weights_changed` is called, which a subclass may extend.
-    An engine without a model receives no weights.
+    written to its parameters after each training step; then `resume` is called, which a subclass may extend. An engine
+    without a model receives no weights. Rows are generated to their ends, all rows of a call of `submit` at the next
+    `poll`; asynchronous runs need an engine whose rows can be interrupted (see `RolloutTraits.can_interrupt`).
 
         class Engine(CustomEngine):
             def __init__(self, setup: CustomEngineSetup) -> None:
@@ -106,6 +107,8 @@ class CustomEngine(RolloutShell):
             for name, parameter in named
             for slot in views(parameter.data, parts_of(name, parameter.shape))
         }
+        self._waiting: list[list[Request]] = []
+        self._answers: list[Responses] = []
         super().__init__(setup.ranks.mesh, buffer, slots, limit_tokens=setup.limit_tokens)
 
     @abstractmethod
@@ -118,13 +121,40 @@ class CustomEngine(RolloutShell):
         repeated. Responses have 1 to `max_response_tokens` tokens.
         """
 
-    def _sampled(
-        self, prompts: Ragged, keys: Int64[Tensor, " B"], sampling: Sampling, max_response_tokens: int
-    ) -> tuple[Ragged, Ragged, Tensor]:
+    def _start(self, requests: Sequence[Request]) -> None:
+        if requests:
+            self._waiting.append(list(requests))
+
+    def _step(self) -> int:
+        """Generates the rows of one call of `generate` or `submit` to their ends."""
+        answered = self._answered(self._waiting[0])
+        self._answers.append(answered)
+        del self._waiting[0]
+        return len(answered.requests)
+
+    def _collect(self) -> list[Responses]:
+        answers, self._answers = self._answers, []
+        return answers
+
+    def _interrupt(self) -> None:
+        """No request has a state."""
+
+    def _so_far(self) -> Iterable[tuple[Request, int]]:
+        return [(request, 0) for requests in self._waiting for request in requests]
+
+    def _removed(self, requests: Sequence[Request]) -> Responses:
+        """Rows that wait, without tokens."""
+        left = [[request for request in part if request not in requests] for part in self._waiting]
+        self._waiting = [part for part in left if part]
+        tokens, logprobs = (Ragged.from_rows([[]] * len(requests), dtype) for dtype in (torch.int64, torch.float32))
+        return Responses(requests, tokens, logprobs, torch.ones(len(requests), dtype=torch.bool))
+
+    def _answered(self, requests: list[Request]) -> Responses:
         """Raises `EngineError` for responses that cannot be trained on."""
-        rows = [row.tolist() for row in prompts.rows()]
+        rows, seeds = [request.prompt.tolist() for request in requests], [request.key for request in requests]
+        sampling, max_response_tokens = requests[0].sampling, requests[0].max_response_tokens
         with ACTIVITY.waiting(FOREVER):
-            found = self.respond(rows, sampling, max_response_tokens=max_response_tokens, seeds=keys.tolist())
+            found = self.respond(rows, sampling, max_response_tokens=max_response_tokens, seeds=seeds)
         if isinstance(found, str) or not isinstance(found, Sequence):
             raise self._error(
                 f"an object of type {type(found).__name__}", "Return a list with one Response per prompt."
@@ -142,7 +172,8 @@ class CustomEngine(RolloutShell):
                     f"Return 1 to {max_response_tokens} tokens (data.max_response_tokens), and as many"
                     " log-probabilities.",
                 )
-        return (
+        return Responses(
+            requests,
             Ragged.from_rows([response.tokens for response in found], torch.int64),
             Ragged.from_rows([response.logprobs for response in found], torch.float32),
             torch.tensor([response.is_cut_off for response in found], dtype=torch.bool),
@@ -159,6 +190,11 @@ def custom_engine(setting: str) -> Callable[[CustomEngineSetup], RolloutEngine]:
     if not isinstance(found, type):
         raise ConfigError(f"{key} is of type {type(found).__name__}, not a class.", remedy="Name a class.")
     known = dict(inspect.getmembers(found, callable))
+    if old := [name for name in _RENAMED if name in known]:
+        raise ConfigError(
+            f"{key} has a method {old[0]}, which would never be called.",
+            remedy=f"Rename it to {_RENAMED[old[0]]}.",
+        )
     missing = [name for name in _METHODS if name not in known]
     missing += sorted(vars(found).get("__abstractmethods__", ()))
     if missing:

@@ -35,7 +35,7 @@ def make_rollout_engine(
     `ranks` is this process's rank in the generation mesh, with the axes `data`, `pipeline` and `tensor`: ranks that
     differ only in `tensor` or `pipeline` hold one replica together, and each makes an engine. None means a single
     process. With `reads_weights=False` an engine may skip reading the weights, for a trainer that writes every slot;
-    `generate` then raises until `weights_changed`.
+    `generate` then raises until `resume`.
     """
     ranks = ranks or Ranks.alone()
     directory = resolve_model_path(str(model.path))

@@ -47,6 +47,7 @@ _MOST_NODES = 100_000
 _NOT_SETTINGS = ("defaults", "hydra", "command")
 """Keys of configurations that Hydra reads, and of a run's record that `hybridflow run` reads."""
 
+_NOT_OPTIONAL = "is not Optional"
 _NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?P<choices>.*)\]")
 """OmegaConf's message for a value that its enumeration does not have."""
 
@@ -202,6 +203,8 @@ def wrong_value(key: str, error: BaseException, hint: object = None) -> ConfigEr
         return ConfigError(f"{key}={value} is unknown.", remedy=f"{did_you_mean(value, choices)}{key} must be {takes}.")
     remedy = f"{key} takes {takes}."
     if isinstance(error, ValidationError):
+        if _NOT_OPTIONAL in _first_line(error):
+            return ConfigError(f"{key} cannot be null.", remedy=f"{remedy} For its default, leave it out.", key=key)
         return ConfigError(f"{key} has the wrong type: {_first_line(error)}.", remedy=remedy, key=key)
     if isinstance(error, InterpolationResolutionError | GrammarParseError):
         remedy = f"Name a setting as in ${{trainer.seed}}, or a variable that is set as in ${{oc.env:NAME}}. {remedy}"

@@ -2,9 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import cast
-
-from omegaconf import OmegaConf
 
 from hybridflow.config import fields
 from hybridflow.config.section import ORIGIN
@@ -16,6 +13,7 @@ from hybridflow.launch.compose.overrides import shown, unknown_setting
 from hybridflow.launch.compose.presets import default_choices, presets
 from hybridflow.launch.compose.run_files import COMMAND
 from hybridflow.launch.compose.trainers import PURPOSES, shown_name
+from hybridflow.launch.compose.yaml_text import yaml_text
 from hybridflow.observability.redaction import redacted
 
 ALL = "all"
@@ -171,7 +169,7 @@ def _values(composed: Composed) -> dict[str, object]:
 
 def config_text(composed: Composed) -> str:
     """The composed run as YAML without secrets, with the origin of each value as a comment."""
-    yaml = OmegaConf.to_yaml(OmegaConf.create(cast(dict, redacted(plain(composed.config)))))
+    yaml = yaml_text(redacted(plain(composed.config)))
     lines, path = [f"{COMMAND}: {shown_name(composed.trainer)}"] if composed.trainer in PURPOSES else [], []
     for line in yaml.splitlines():
         stripped = line.lstrip()

@@ -36,6 +36,10 @@ _ESCAPE, _ESCAPES = re.compile(r"\\.", re.DOTALL), {r"\n": "\n", r"\t": "\t"}
 """Escapes within double quotes, which Hydra's grammar does not replace."""
 
 
+_ELEMENT = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?<=[\[,])(?=[-+.\d])([-+.\w]+)(?=[,\]])""", re.DOTALL)
+"""Quoted text, or an element of a list that may be a number and is text where the key takes texts, such as 1e3."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """One leaf of the configuration and the value typed for it."""
@@ -211,13 +215,12 @@ def _value(key: str, override: Override | None, text: str) -> object:
     literal = text.partition("=")[2]
     if override is None:
         return [literal] if fields.is_list(hint) else literal
-    if fields.is_list(hint) and not isinstance(override.value(), list | dict):
+    if fields.is_text(hint) and isinstance(override.value(), bool | int | float):
+        return literal
+    if fields.is_list(hint):
         if literal in ("", "null"):
             return []
-        try:
-            override = OverridesParser.create().parse_override(f"{key}=[{literal}]")
-        except HydraException as error:
-            raise _malformed(text) from error
+        override = _listed(override, literal, has_texts=hint == list[str])
     if override.is_sweep_override() or not _is_plain(override.value()):
         raise ConfigError(
             f"'{text}' gives several values.",
@@ -225,6 +228,17 @@ def _value(key: str, override: Override | None, text: str) -> object:
             " for each value, add --multirun.",
         )
     return override.value()
+
+
+def _listed(override: Override, literal: str, *, has_texts: bool) -> Override:
+    """The override of a key that takes a list, with its brackets and, if it takes texts, without numbers."""
+    listed = literal if isinstance(override.value(), list | dict) else f"[{literal}]"
+    if has_texts:
+        listed = _ELEMENT.sub(lambda found: f'"{found[1]}"' if found[1] else found[0], listed)
+    try:
+        return OverridesParser.create().parse_override(f"{override.key_or_group}={listed}")
+    except HydraException as error:
+        raise _malformed(f"{override.key_or_group}={literal}") from error
 
 
 def _is_plain(value: object) -> bool:

@@ -217,8 +217,11 @@ class _Page:
 
     def as_written(self, setting: Setting) -> Setting:
         """A text that YAML takes for another value, such as `no`, `0123` or `1:30`, as the file has it."""
-        is_text = fields.find(setting.key) in (str, str | None)
-        if is_text and isinstance(setting.value, bool | int | float) and setting.key in self._texts:
+        if (
+            fields.is_text(fields.find(setting.key))
+            and isinstance(setting.value, bool | int | float)
+            and setting.key in self._texts
+        ):
             return replace(setting, value=self._texts[setting.key])
         return setting
 

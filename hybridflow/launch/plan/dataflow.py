@@ -24,7 +24,13 @@ from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.dpo import DPO
 from hybridflow.dataflows.evaluate import Evaluate, Generate
 from hybridflow.dataflows.grpo import GRPO
-from hybridflow.dataflows.interface import DATA_KINDS, Dataflow, learns_from_preferences, learns_from_samples
+from hybridflow.dataflows.interface import (
+    DATA_KINDS,
+    Dataflow,
+    is_in_halves,
+    learns_from_preferences,
+    learns_from_samples,
+)
 from hybridflow.dataflows.kto import KTO
 from hybridflow.dataflows.pf_ppo import PFPPO
 from hybridflow.dataflows.ppo import PPO
@@ -67,7 +73,7 @@ WITHOUT_TRAINING: dict[str, type[Dataflow]] = {"evaluate": Evaluate, "generate":
 """Dataflows of `hybridflow evaluate` and `hybridflow generate`."""
 
 
-_CALLED = ("step", "evaluate", "precompute", "state", "restore", "wants_reference")
+_CALLED = ("step", "collect", "learn", "evaluate", "precompute", "state", "restore", "wants_reference")
 _TUPLE = (tuple, list)
 _DECLARED = {
     "data": (str,),
@@ -98,13 +104,22 @@ def find_dataflow(name: str) -> type[Dataflow]:
             f"dataflow={name}: '{class_name}' is not a dataflow.",
             remedy=f"Write 'class {class_name}(Dataflow)', from hybridflow.dataflows.interface.",
         )
-    if missing := sorted(found.__abstractmethods__):
-        raise ConfigError(
-            f"dataflow={name}: {found.__name__} does not define the method '{missing[0]}'.",
-            remedy=f"Write 'def {missing[0]}(self, prompts)' in it; see hybridflow.dataflows.interface.Dataflow.",
-        )
+    _check_steps(name, found)
     _check_declared(name, found)
     return found
+
+
+def _check_steps(name: str, found: type[Dataflow]) -> None:
+    """Raises a `ConfigError` for a class without `step` that does not define both of its halves."""
+    halves = {"collect": found.collect is not Dataflow.collect, "learn": found.learn is not Dataflow.learn}
+    if not is_in_halves(found) or all(halves.values()):
+        return
+    missing = " and ".join(f"'{half}'" for half, is_defined in halves.items() if not is_defined)
+    raise ConfigError(
+        f"dataflow={name}: {found.__name__} does not define {missing}.",
+        remedy="Write 'def collect(self, prompts)' and 'def learn(self, batch)' in it, or 'def step(self, prompts)' if"
+        " it does not sample; see hybridflow.dataflows.interface.Dataflow.",
+    )
 
 
 def _check_declared(name: str, found: type[Dataflow]) -> None:

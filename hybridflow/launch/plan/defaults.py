@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import torch
 
-from hybridflow.config.algorithm import KLPlacement, OldLogprobs
+from hybridflow.config.algorithm import CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.derived import (
     is_of_cpus,
     num_devices,
@@ -188,6 +188,20 @@ def saved_settings(config: Experiment) -> dict[str, object]:
         remote = None if here else remote_checkpoints(config.trainer)
         return here if remote is None else remote.newest_config()
     return saved_config(user_path(config.trainer.resume, key="trainer.resume"))
+
+
+def with_stale_logprobs(composed: Composed) -> Composed:
+    """The same run, with `algorithm.old_logprobs=auto` replaced by `rollout` if samples may be stale.
+
+    When they are trained on, the policy that drew them has changed: only the rollout has its log-probabilities. With
+    importance weights, which compare both policies, the old ones are those before the update.
+    """
+    algorithm, key = composed.config.algorithm, "algorithm.old_logprobs"
+    is_weighted = algorithm.correction.weights is not CorrectionLevel.none
+    if not composed.config.asynchrony.depth or algorithm.old_logprobs is not OldLogprobs.auto or is_weighted:
+        return composed
+    logger.info("%s=auto: the rollout's, because asynchrony.max_staleness is above 0", key)
+    return with_values(composed, {key: OldLogprobs.rollout}, "asynchrony.max_staleness")
 
 
 def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *, wants: bool) -> Composed:

@@ -23,6 +23,7 @@ from hybridflow.launch.plan.defaults import (
     with_device_defaults,
     with_old_logprobs_explained,
     with_schedule_steps,
+    with_stale_logprobs,
 )
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec, backend_kind, plan_roles, policy_model
 from hybridflow.models.geometry import ModelGeometry, read_geometry
@@ -140,6 +141,7 @@ def plan_run(
     composed = with_device_defaults(composed, device)
     if composed.config.trainer.epochs is None:
         composed = with_schedule_steps(composed)  # otherwise the rows must be counted first: see length.py
+    composed = with_stale_logprobs(composed)
     config = composed.config
     functions = named_functions(config, dataflow, faults)
     wants = wants_old_logprobs(config, functions)

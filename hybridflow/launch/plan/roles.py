@@ -339,6 +339,9 @@ def _rollout_setup(config: Experiment) -> RolloutSetup:
         max_prompt_tokens=config.data.max_prompt_tokens,
         max_response_tokens=config.data.max_response_tokens,
         seed=config.trainer.seed,
+        max_staleness=config.asynchrony.max_staleness,
+        environment=config.environment,
+        chat_template=config.data.chat_template,
     )
 
 

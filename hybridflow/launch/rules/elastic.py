@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from hybridflow.config.derived import num_devices
+from hybridflow.config.checks import elastic_errors
 from hybridflow.config.loop import BackendKind
 from hybridflow.errors import ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
@@ -12,8 +12,8 @@ _LEAST = "trainer.elastic.min_devices"
 
 def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
     """A run with `trainer.elastic.min_devices` needs Ray, checkpoints, a variable placement, and consistent bounds."""
-    trainer, bounds = plan.config.trainer, plan.config.trainer.elastic
-    least, most, used = bounds.min_devices, bounds.max_devices, num_devices(plan.config)
+    trainer = plan.config.trainer
+    least = trainer.elastic.min_devices
     if least is None:
         return
     own = sorted(key for key in plan.asked.user_keys if key.startswith(("placement.pools", "placement.roles")))
@@ -36,21 +36,4 @@ def elastic_problems(plan: RunPlan) -> Iterator[Problem]:
             remedy=f"Set trainer.save_every, or leave out {_LEAST}.",
             among=[_LEAST, "trainer.save_every"],
         )
-    if most is not None and most < least:
-        yield ConfigError(
-            f"trainer.elastic.max_devices={most} is below {_LEAST}={least}.",
-            remedy=f"Raise trainer.elastic.max_devices to at least {least}.",
-            among=[_LEAST, "trainer.elastic.max_devices"],
-        )
-    elif most is not None and used > most:
-        yield ConfigError(
-            f"The run begins on {used} devices, more than trainer.elastic.max_devices={most}.",
-            remedy=f"Set trainer.elastic.max_devices to at least {used}, or use fewer devices.",
-            among=[_LEAST, "trainer.elastic.max_devices"],
-        )
-    elif used < least:
-        yield ConfigError(
-            f"The run begins on {used} devices, fewer than {_LEAST}={least}.",
-            remedy=f"Set {_LEAST} to at most {used}, or use more devices.",
-            key=_LEAST,
-        )
+    yield from elastic_errors(plan.config)

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hybridflow.config.loop import BackendKind
+from hybridflow.config.loop import BackendKind, Trainer
 from hybridflow.config.model import Dtype
 from hybridflow.config.placement import Device
 from hybridflow.config.training import Lora
@@ -131,10 +131,17 @@ def run_directory_problems(plan: RunPlan) -> Iterator[Problem]:
         yield ResourceError(
             f"The disk of trainer.run_dir={directory} is too full: {_megabytes(free)} are free, but the run writes"
             f" {writes}, {_megabytes(needed)} in total before it deletes old ones.",
-            remedy="Free space there, set trainer.run_dir to a larger disk, or lower trainer.keep_checkpoints="
-            f"{plan.config.trainer.keep_checkpoints} (keep_every and keep_best add to it); trainer.save_every=0 saves"
-            " nothing.",
+            remedy=f"Free space there, set trainer.run_dir to a larger disk{_fewer(plan.config.trainer)};"
+            " trainer.save_every=0 saves nothing.",
         )
+
+
+def _fewer(trainer: Trainer) -> str:
+    """Settings that keep fewer checkpoints, as the end of a list of remedies."""
+    lower = [f"lower trainer.keep_checkpoints={trainer.keep_checkpoints}"] if trainer.keep_checkpoints > 1 else []
+    further = [name for name in ("keep_every", "keep_best") if getattr(trainer, name)]
+    lower += [f"leave out trainer.{name}" for name in further]
+    return f", or {' or '.join(lower)}" if lower else ""
 
 
 def _check_directories(directory: Path, nearest: Path) -> None:

@@ -37,8 +37,8 @@ def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call], faul
             found = f"{name}: the first step does not call '{role}', although its workers start."
             faults.add(Advice(found, "Remove it from the class, unless a later step or another method calls it."))
     if program.data == "prompts" and program.last_batch is None:
-        found = f"{name}: the step never calls self.observe(prompts, batch), which reports scores and lengths."
-        faults.add(Advice(found, "End the step with: return metrics | self.observe(prompts, batch)."))
+        found = f"{name}: the step never calls self.observe(batch), which reports scores and lengths."
+        faults.add(Advice(found, "End the step with: return metrics | self.observe(batch)."))
 
 
 def _check_published(name: str, program: Dataflow, calls: Sequence[Call]) -> None:

@@ -48,6 +48,7 @@ def unused_settings(plan: RunPlan) -> Iterator[Advice]:
         *_of_algorithm(plan),
         *_of_checkpoints(plan),
         *_of_faults(plan),
+        *_of_asynchrony(plan),
     ):
         found = {key: left.pop(key) for key in list(left) if unused.covers(key)}
         if found:
@@ -78,6 +79,12 @@ def _of_roles(plan: RunPlan) -> Iterator[Unused]:
     for name, training in (("actor", config.actor), ("critic", config.critic)):
         if not training.lora.rank:
             yield Unused((f"{name}.lora",), f"{name}.lora.rank=0 trains the whole model")
+
+
+def _of_asynchrony(plan: RunPlan) -> Iterator[Unused]:
+    """How far a run goes ahead that does not."""
+    if not plan.config.asynchrony.max_staleness:
+        yield Unused(("asynchrony.ahead",), "asynchrony.max_staleness=0 generates nothing ahead")
 
 
 def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:

@@ -33,8 +33,12 @@ def html_table(kind: str, titles: Iterable[str], rows: Iterable[str]) -> str:
 def write_page(path: Path, page: str) -> Path:
     """Writes a page so that a browser never reads half of it; returns the path."""
     aside = path.with_name(f"{path.name}.partial")
-    aside.write_text(page, encoding="utf-8", errors="replace")
-    return aside.replace(path)
+    try:
+        aside.write_text(page, encoding="utf-8", errors="replace")
+        return aside.replace(path)
+    except OSError:  # a full disk would keep a part of the page
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _asset(name: str) -> str:

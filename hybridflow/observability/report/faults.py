@@ -24,8 +24,8 @@ def faults_section(faults: Sequence[Fault], seconds: float) -> str:
     lost = f" {formatting.spoken_duration(cost)} were lost to them" if cost else ""
     share = f", {formatting.percent(cost, cost + seconds)} of the run's time" if cost and seconds else ""
     note = f"Dashed lines mark the faults on the curves.{lost}{share}{'.' if lost else ''}"
-    marks = [[fault.at, f"fault after step {fault.step} ({fault.kind}): {fault.outcome}"] for fault in faults]
-    titles = ["after step", "kind", "fault", "outcome", "cost"]
+    marks = [[fault.at, f"fault in step {fault.step} ({fault.kind}): {fault.outcome}"] for fault in faults]
+    titles = ["step", "kind", "fault", "outcome", "cost"]
     data = shown(json.dumps(marks, separators=(",", ":")))
     return (
         f'<section id="faults" data-faults="{data}"><h2>Faults</h2><p class="note">{note} {FAULTS_FILE} has the'

@@ -1,5 +1,7 @@
 """TensorBoard event files, written without torch or TensorFlow."""
 
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +10,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[repo
 from tensorboard.compat.proto.tensor_pb2 import TensorProto  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # pyright: ignore[reportAttributeAccessIssue]
 from tensorboard.plugins.text.metadata import create_summary_metadata
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from hybridflow.observability.samples import Sample
 from hybridflow.observability.trackers.interface import TrackedRun
@@ -24,7 +26,12 @@ class TensorBoardTracker:
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        self._writer = EventFileWriter(str(run.run_dir / "tensorboard"))
+        directory = run.run_dir / "tensorboard"
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard's own EventFileWriter writes in a thread, whose errors nobody could catch.
+        self._writer = RecordWriter((directory / name).open("xb"))
+        self._write(Event(file_version="brain.Event:2"))
 
     def rewind(self, step: int, *, is_unlogged: bool) -> None:
         """Starts a session at the next step, which hides earlier records of that and later steps."""
@@ -46,7 +53,7 @@ class TensorBoardTracker:
 
     def _write(self, event: Event) -> None:
         event.wall_time = time.time()
-        self._writer.add_event(event)
+        self._writer.write(event.SerializeToString())
         self._writer.flush()
 
 

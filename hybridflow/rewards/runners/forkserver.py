@@ -1,4 +1,4 @@
-"""The fork server of the reward pool, and the loop in which its processes score samples.
+"""The fork server of the processes that run user code, and the loop in which those of the reward pool score samples.
 
 The server is a clean process with one thread and few modules, so forking it is cheap and safe. User code is imported
 only in the forked processes. It ends when the pool's process ends, and takes the forked processes with it.
@@ -8,10 +8,12 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
+from typing import Any
 
 from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
@@ -30,9 +32,10 @@ a process id ends that process; the reply is its exit status."""
 
 @dataclass(frozen=True)
 class Setup:
-    """The inputs for loading the functions in a process: their configuration, and `sys.path`."""
+    """A module-level function that serves a connection in each process, its configuration, and `sys.path`."""
 
-    config: Reward
+    serve: Callable[[Connection, Any], None]
+    config: object
     path: list[str]
 
 
@@ -80,7 +83,9 @@ def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
         for number in STOP_SIGNALS:  # programs that the functions start would inherit SIG_IGN
             signal.signal(number, signal.SIG_DFL)
         with redirect_stdout(lasting(sys.stdout, by_lines=True)), redirect_stderr(lasting(sys.stderr)):
-            _serve(Connection(descriptor), setup)
+            sys.path[:] = setup.path
+            importlib.invalidate_caches()
+            setup.serve(Connection(descriptor), setup.config)
         status = 0
     finally:
         os._exit(status)
@@ -95,15 +100,13 @@ def _ended(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def _serve(connection: Connection, setup: Setup) -> None:
+def serve_functions(connection: Connection, config: Reward) -> None:
     """Loads the functions, and replies with their code or the reason why not; then scores samples until disconnected.
 
     Each reply is sent in a pair with the number of its request: 0 for loading, then 1, 2, ...
     """
-    sys.path[:] = setup.path
-    importlib.invalidate_caches()
     try:
-        functions = resolve_functions(setup.config)
+        functions = resolve_functions(config)
     except ConfigError as error:
         connection.send((0, error.message))
         return

@@ -9,7 +9,9 @@ from hybridflow.config.reward import Reward
 from hybridflow.errors import RewardError
 from hybridflow.rewards.bound import BoundReward
 from hybridflow.rewards.interface import Outcome, Samples
+from hybridflow.rewards.resolve import labels_of
 from hybridflow.rewards.runners.chunks import Progress, chunks_of
+from hybridflow.rewards.runners.forkserver import serve_functions
 from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, PoolProcess
 
 _MEMORY_SECONDS = 0.1
@@ -32,7 +34,7 @@ class PooledRunner:
         self._memory_mb = config.memory_mb
         self._next_measurement = math.inf if config.memory_mb is None else 0.0
         self._num_processes = processes
-        self._server = ForkServer(config)
+        self._server = ForkServer(serve_functions, config, labels=labels_of(config))
         self._processes: list[PoolProcess] = []
 
     def start(self) -> None:

@@ -8,22 +8,24 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from hybridflow.config.carried_code import imported_code
-from hybridflow.config.reward import Reward
-from hybridflow.errors import RewardError
+from hybridflow.errors import HybridflowError, RewardError
 from hybridflow.rewards.interface import Outcome, Samples
-from hybridflow.rewards.resolve import labels_of
 from hybridflow.rewards.runners import forkserver
 from hybridflow.rewards.runners.chunks import Chunk
 from hybridflow.rewards.runners.forkserver import Code, Setup
 
 logger = logging.getLogger(__name__)
+
+Config = TypeVar("Config")
 
 START_SECONDS = 120.0
 """How long a process may take to import the functions."""
@@ -32,8 +34,8 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _END_SECONDS = 10.0
 
 
-class PoolProcess:
-    """A process of the pool: it loads the functions, then is idle or busy with a chunk until it is ended.
+class ServedProcess:
+    """A process that the fork server forks, and that answers on `connection` until it is ended.
 
     `deadline` is when it must be ready or have replied.
     """
@@ -45,6 +47,19 @@ class PoolProcess:
             self._id = server.request(forkserver.FORK, theirs)
         self.connection = Connection(ours.detach())
         self.deadline = time.monotonic() + START_SECONDS
+
+    def end(self) -> str:
+        """Kills it and everything it started; returns how it ended, such as 'exited with status 1'."""
+        status = self._server.request(self._id)
+        self.connection.close()
+        return _ending(status)
+
+
+class PoolProcess(ServedProcess):
+    """A process of the reward pool: it loads the functions, then is idle or busy with a chunk until it is ended."""
+
+    def __init__(self, server: "ForkServer") -> None:
+        super().__init__(server)
         self.is_ready = False
         self.chunk: Chunk | None = None
         self._bytes_at_start = 0
@@ -96,19 +111,24 @@ class PoolProcess:
         assert isinstance(reply, Outcome if number else dict), f"not a reply: {reply!r}"
         return reply
 
-    def end(self) -> str:
-        """Kills it and everything it started; returns how it ended, such as 'exited with status 1'."""
-        status = self._server.request(self._id)
-        self.connection.close()
-        return _ending(status)
-
 
 class ForkServer:
     """The process that forks the others. All of them end when it is closed or collected, or when its owner dies."""
 
-    def __init__(self, config: Reward) -> None:
-        self._setup = Setup(config, [path for path in sys.path if path])
-        self.labels = labels_of(config)
+    def __init__(
+        self,
+        serve: Callable[[Connection, Config], None],
+        config: Config,
+        *,
+        labels: Sequence[str],
+        of: str = "reward functions",
+        setting: str = "reward.processes",
+        error: type[HybridflowError] = RewardError,
+    ) -> None:
+        """Processes call `serve(connection, config)`. In errors, `of` is what they run, and `setting` their number."""
+        self._setup = Setup(serve, config, [path for path in sys.path if path])
+        self.labels = [*labels]
+        self._of, self._setting, self._error = of, setting, error
         self._code = imported_code()
         self._control: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -137,11 +157,11 @@ class ForkServer:
         self._control = None
 
     def check_code(self, code: Code) -> None:
-        """Raises `RewardError` if a process imported other code than this process or another process of the pool."""
+        """Raises an error if a process imported other code than this process or another process of the pool."""
         changed = sorted(file for file, digest in code.items() if self._code.setdefault(file, digest) != digest)
         if changed:
-            raise RewardError(
-                f"A new process of the reward functions loaded code that has changed since the run began:"
+            raise self._error(
+                f"A new process of the {self._of} loaded code that has changed since the run began:"
                 f" {', '.join(changed)}.",
                 remedy="Restore the former contents and resume the run, or resume with the new ones:"
                 " trainer.resume_changed=accept.",
@@ -158,18 +178,18 @@ class ForkServer:
         except (EOFError, OSError):
             raise self._died() from None
 
-    def _died(self) -> RewardError:
+    def _died(self) -> HybridflowError:
         assert self._process is not None, "the fork server was not started"
         self.close()
         status = self._process.returncode
         if status == -signal.SIGKILL:
-            remedy = "The kernel does so when memory runs out (see `dmesg`): lower reward.processes."
+            remedy = f"The kernel does so when memory runs out (see `dmesg`): lower {self._setting}."
         elif status < 0:
             remedy = "Find out what sent the signal."
         else:
             remedy = "See above for what it wrote to stderr."
-        return RewardError(
-            f"The fork server of the reward functions {_ending(status)}.",
+        return self._error(
+            f"The fork server of the {self._of} {_ending(status)}.",
             remedy=f"{remedy} The run can be resumed from its last checkpoint.",
         )
 

@@ -210,3 +210,10 @@ def test_a_drawing_is_of_the_class_that_is_given(arguments):
     once, twice = hybridflow.show("grpo"), hybridflow.show(Twice)
     assert len(twice.trace.calls) == 2 * len(once.trace.calls)
     assert once._repr_html_().startswith("<svg") and "rollout.generate" in repr(once)
+
+
+def test_a_loop_of_ones_own_does_not_run_ahead(arguments):
+    system = hybridflow.assemble("grpo", {"asynchrony.max_staleness": 1}, **arguments)
+    with pytest.raises(ConfigError, match="asynchrony.max_staleness=1 is for the training loop") as caught, system:
+        pass
+    assert "hybridflow.run" in caught.value.remedy

@@ -61,6 +61,22 @@ def test_a_run_file_is_saved_and_composes(tmp_path, capsys, monkeypatch):
     assert main(["run", "run.yaml", "--cfg", "job"]) == 0
 
 
+def test_no_file_is_overwritten_and_no_part_of_a_command_is_saved(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = VERL.replace("'console','wandb'", "console")
+    (tmp_path / "run.sh").write_text(script)
+    (tmp_path / "run.yaml").write_text(script)
+    for name, said in (("run.sh", "does not end with .yaml or .yml"), ("run.yaml", "exists already")):
+        assert main(["translate", "--save", name, name]) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert (tmp_path / name).read_text() == script
+    (tmp_path / "part.sh").write_text(script.replace("$@", "trainer.critic_warmup=20"))
+    assert main(["translate", "--save", "part.yaml", "part.sh"]) == 2
+    shown = capsys.readouterr().out
+    assert shown.startswith("hybridflow grpo") and "part.yaml is not written" in shown
+    assert not (tmp_path / "part.yaml").exists()
+
+
 def test_settings_that_change_the_results_are_named_and_the_status_is_2(capsys):
     words = ["verl.trainer.main_ppo", "actor_rollout_ref.model.path=a", "data.train_files=b.jsonl"]
     more = ["trainer.critic_warmup=20", "actor_rollout_ref.actor.nonsense=1", "trainer.experiment_name=$(date)"]
@@ -70,6 +86,13 @@ def test_settings_that_change_the_results_are_named_and_the_status_is_2(capsys):
     assert "actor_rollout_ref.actor.nonsense=1: hybridflow does not know this setting of verl." in missing
     assert "trainer.experiment_name: its value $(date) is not known" in missing
     assert "trainer.balance_batch: microbatches are limited by tokens" in others
+
+
+def test_a_long_value_is_not_printed_whole(capsys):
+    words = ["verl.trainer.main_ppo", "actor_rollout_ref.model.path=a", "data.train_files=b.jsonl"]
+    for value in ("$(date)" + 15_000 * "a", 15_000 * "a"):
+        _, rest = printed([*words, f"trainer.experiment_name={value}", f"a.b={value}"], capsys, status=2)
+        assert "aaa" in rest and 201 * "a" not in rest
 
 
 def test_what_hybridflow_rejects_is_printed_and_the_status_is_2(capsys):
@@ -136,9 +159,62 @@ def test_the_page_shows_what_is_printed(capsys):
     assert capsys.readouterr().out.startswith(shown)
 
 
+PPO = "python3 -m openrlhf.cli.train_ppo_ray --pretrain a --prompt_data b --reward_pretrain c --lr_scheduler constant"
+
+
+def test_the_critic_of_openrlhf_begins_as_the_reward_model_and_vllm_engines_are_those_of_vllm(capsys):
+    options = [*shlex.split(PPO), "--lr_warmup_ratio", "0", "--vllm_num_engines", "2", "--colocate_all_models"]
+    words, _ = printed(options, capsys)
+    assert {"critic.model.path=c", "reward.model.path=c", "rollout.engine=vllm"} <= set(words)
+    words, _ = printed([*options, "--critic_pretrain", "d"], capsys)
+    assert "critic.model.path=d" in words and "critic.model.path=c" not in words
+    words, _ = printed([*options, "--remote_rm_url", "http://x:1/y"], capsys)
+    assert not [word for word in words if word.startswith("critic.model")]
+
+
+def test_a_limit_of_prompt_and_response_together_is_named(capsys):
+    sft = ["trl", "sft", "--model_name_or_path", "a", "--dataset_name", "b", "--num_processes", "1"]
+    words, rest = printed([*sft, "--max_length", "2048"], capsys, status=2)
+    assert {"data.max_prompt_tokens=1024", "data.max_response_tokens=1024"} <= set(words)
+    assert "max_length=2048: it limits prompt and response together" in rest
+    _, rest = printed(sft, capsys)
+    assert "default max_length=1024" in rest.partition("implied")[2]
+    command = "deepspeed --num_gpus 4 --module openrlhf.cli.train_sft --pretrain a --dataset b --max_len 4096"
+    words, rest = printed([*shlex.split(command), "--output_key", "reply"], capsys, status=2)
+    assert "max_len=4096: it limits prompt and response together" in rest.partition("implied")[0]
+    assert {"trainer.devices=4", "data.answer_key=reply"} <= set(words)
+
+
+def test_deepspeed_takes_all_gpus(capsys):
+    command = "deepspeed --module openrlhf.cli.train_rm --pretrain a --dataset b --lr_scheduler constant"
+    words, rest = printed([*shlex.split(command), "--lr_warmup_ratio", "0"], capsys)
+    assert "trainer.devices=auto" in words and "trainer.devices=auto: deepspeed takes all GPUs" in rest
+
+
+def test_the_batches_and_the_metric_of_filtered_groups_of_verl(capsys):
+    dapo = """python3 -m recipe.dapo.main_dapo actor_rollout_ref.model.path=a data.train_files=b.parquet
+        algorithm.adv_estimator=grpo data.train_batch_size=512 data.gen_batch_size=1536 actor_rollout_ref.rollout.n=2
+        algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10
+        algorithm.filter_groups.metric=acc reward_model.reward_manager=dapo reward_model.overlong_buffer.enable=True
+        reward_model.overlong_buffer.len=64"""
+    words, rest = printed(shlex.split(dapo), capsys)
+    assert "dataflow_settings.max_refills=29" in words  # 10 batches of 1536 prompts are 30 of 512
+    unneeded, _, implied = rest.partition("implied:")
+    assert "algorithm.filter_groups.metric: groups are compared by their scores" in unneeded
+    assert "gen_batch_size" not in unneeded and "reward.functions=[gsm8k]: no reward function" in implied
+    _, rest = printed([*shlex.split(dapo), "algorithm.filter_groups.metric=seq_reward"], capsys, status=2)
+    assert "algorithm.filter_groups.metric=seq_reward: groups are compared by their scores, without penalties" in rest
+    plain = dapo.replace("filter_groups.enable=True", "filter_groups.enable=False")
+    _, rest = printed(shlex.split(plain), capsys, status=2)
+    assert "data.gen_batch_size=1536: without filter_groups, verl's batches have this size" in rest
+
+
 @pytest.mark.parametrize(
     ("words", "message", "remedy"),
     [
+        (["torchrun", "-m", "verl.trainer.fsdp_sft_trainer", "a=b"], "fsdp_sft_trainer is not supported", "main_ppo"),
+        (["trl", "ppo", "--beta", "1"], "trl ppo is not supported.", "trl grpo, gspo, rloo, sft, dpo, kto, reward;"),
+        (["deepspeed", "--module", "openrlhf.cli.train_kd"], "train_kd is not supported", "train_ppo, train_sft"),
         (["ls", "-l"], "'ls -l' has no command of verl", "Give a script, or a command of verl"),
         (["none.sh"], "'none.sh' cannot be read: No such file", "Give a script"),
         (["verl.trainer.main_ppo data.x='a"], "is not closed", "Give the whole command"),

@@ -9,7 +9,8 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.tables import located
+from hybridflow.controller.packets import Packet
+from hybridflow.controller.tables import Table, Taken, View, located
 from hybridflow.errors import BatchError
 from tests.unit.controller.workers import Model, prompts
 
@@ -131,3 +132,38 @@ def test_object_columns_and_empty_rows_survive():
 def test_metrics_that_a_later_stage_passes_on_count_once():
     first, second = (Batch.of(rows={name: torch.zeros(2)}, meta={"m/a": 1.0}) for name in ("x", "y"))
     assert BatchRef.of(first, LocalBackend()).join(second).metrics_by_shard("m/") == {"m/a": [(1.0, 2)]}
+
+
+def test_a_call_waits_only_for_the_stages_that_declare_its_columns(generated):
+    class Slow:
+        """A stage that has not answered."""
+
+        def __init__(self) -> None:
+            self.packets = (Packet({}, {}), Packet({}, {}))
+            self.number = 99
+
+    scored = BatchRef(
+        [*generated._views, View(Table.of_answers([Slow()], ("scores",), [16], generated.backend))], generated.backend
+    )
+    for wanted, expected in (
+        (("prompt_ids", "response_ids"), False), (("response_ids", "scores"), True),
+        (("response_ids", "sum_pi_squared"), True), (None, True),
+    ):  # fmt: skip
+        taken = Taken()
+        scored.portion(None, taken, wanted=wanted)
+        assert (99 in taken.calls) is expected, wanted
+
+
+def test_companions_are_not_part_of_a_batch(generated):
+    other = BatchRef.of(prompts(rows=2), generated.backend)
+    both = generated.with_companions(greedy=other)
+    assert both.companions == {"greedy": other} and len(both) == len(generated)
+    assert not both.take([0]).companions and not both.join(Batch.of(rows={"x": torch.zeros(16)})).companions
+    assert same(both.fetch(), generated.fetch())
+
+
+def test_a_batch_of_its_stages_is_the_batch(generated):
+    again = BatchRef.of_stages(generated.stages(), generated.backend)
+    assert same(again.fetch(), generated.fetch()) and again.meta == generated.meta
+    assert set(again.declared) == set(generated.declared)
+    assert BatchRef.concat([generated, again]).fetch(["uid"]).row("uid").tolist() == 2 * generated.row("uid").tolist()

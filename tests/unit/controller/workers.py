@@ -166,6 +166,13 @@ class Talker(Worker):
         return float(total)
 
     @transfer(BROADCAST)
+    def totals_for(self, seconds: float) -> None:
+        """Sums over all ranks, one after the other."""
+        until = time.monotonic() + seconds
+        while self.total(time.monotonic() - until) < 0:
+            pass
+
+    @transfer(BROADCAST)
     def total_after(self, seconds: float) -> float:
         """Rank 0 waits for the others in a sum while they are still asleep."""
         time.sleep(seconds * self.context.rank)

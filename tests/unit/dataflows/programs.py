@@ -59,13 +59,21 @@ def local_roles(
     rewards: Sequence[str] = ("exact_match",),
     rate: float = 0.01,
     costs: Sequence[str] = (),
+    max_staleness: int = 0,
 ) -> Roles:
     """Actor, rollout, critic, reward and reference on one model; a cost and its critic where `costs` has functions."""
     model = Model(path=str(directory))
     optimizer = Optimizer(learning_rate=rate, epsilon=1e-3)
     setup = setup_of(directory, minibatch_sequences=PROMPTS * samples, optimizer=optimizer)
     trained = {"setup": setup, "algorithm": algorithm or Algorithm(advantage="grpo")}
-    rollout = RolloutSetup(Rollout(sleep=False), model, max_prompt_tokens=8, max_response_tokens=RESPONSE, seed=0)
+    rollout = RolloutSetup(
+        Rollout(sleep=False),
+        model,
+        max_prompt_tokens=8,
+        max_response_tokens=RESPONSE,
+        seed=0,
+        max_staleness=max_staleness,
+    )
     backend, pool = LocalBackend(), ResourcePool("main", 1)
     kinds = {
         "actor": (ActorWorker, trained | {"rollout": rollout}),

@@ -42,13 +42,13 @@ class Stage:
             rows["filter_scores"] = torch.tensor(self.filter_scores)
         return BatchRef.of(given.with_columns(rows=rows), self.backend)
 
-    def further(self) -> Batch:
+    def further(self) -> BatchRef:
         self.drawn += self.size
-        return prompts_of(self.drawn - self.size, self.size)
+        return self.score(prompts_of(self.drawn - self.size, self.size))
 
     def gather(self, *, metric: str = "right", max_refills: int = 4) -> Gathered:
-        first = prompts_of(0, self.size)
-        return dynamic_sampling(first, self.score, self.further, metric=metric, max_refills=max_refills)
+        first = self.score(prompts_of(0, self.size))
+        return dynamic_sampling(first, self.further, metric=metric, max_refills=max_refills)
 
 
 def numbers(gathered: Gathered) -> dict[str, float]:
@@ -56,11 +56,11 @@ def numbers(gathered: Gathered) -> dict[str, float]:
 
 
 def uids(gathered: Gathered) -> list[int]:
-    assert gathered.prompts.object("prompt") == [f"p{uid}" for uid in gathered.prompts.row("uid").tolist()]
-    assert gathered.batch.row("uid").tolist() == [
-        u for u in gathered.prompts.row("uid").tolist() for _ in range(SAMPLES)
-    ]
-    return gathered.prompts.row("uid").tolist()
+    kept, unused = gathered.batch.row("uid").tolist(), gathered.unused.row("uid").tolist()
+    assert kept == [uid for uid in kept[::SAMPLES] for _ in range(SAMPLES)]
+    drawn = int(gathered.metrics["dapo/prompts_drawn"].value)
+    assert sorted(kept + unused) == [uid for uid in range(drawn) for _ in range(SAMPLES)]
+    return kept[::SAMPLES]
 
 
 def test_a_batch_that_teaches_everywhere_draws_nothing_more():

@@ -168,10 +168,10 @@ def test_seconds_of_roles_samples_and_tokens_are_those_of_the_step(toy_dir, tmp_
 class Failing(GRPO):
     """Fails in its third step, before or after it has observed the batch."""
 
-    def observe(self, prompts, batch):
+    def observe(self, batch):
         if self.iteration == 2 and self.when == "before":
             raise ValueError("mine")
-        return super().observe(prompts, batch)
+        return super().observe(batch)
 
     def step(self, prompts):
         metrics = super().step(prompts)

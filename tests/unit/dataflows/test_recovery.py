@@ -194,12 +194,15 @@ def test_a_step_is_retried_in_one_process_if_the_policy_says_so(toy_dir, tmp_pat
     assert Loop(hurt).run().steps == 6
     assert numbers(hurt) == numbers(whole)
     [fault] = faults_of(tmp_path / "hurt")
-    assert (fault["kind"], fault["policy"], fault["step"], fault["resumed_step"]) == ("user_code", "retry", 3, 2)
+    assert (fault["kind"], fault["policy"], fault["step"], fault["resumed_step"]) == ("user_code", "retry", 4, 2)
     lost = fault["cost_seconds"] - fault["seconds"]
     steps = [row["timing_s/step"] for step, row in whole.tracker.rows.items() if step in (3, 4)]
     assert lost > 0.2 * sum(steps), f"{fault} cost steps 3 and 4, which took {steps} s without it"
-    assert "fault: In training step 4: no answer (kind=user_code policy=retry)" in caplog.text
-    assert "recovered: rolled back after" in caplog.text and "after step 2, 1 step back" in caplog.text
+    assert "fault: In training step 4: no answer (step=4 kind=user_code policy=retry)" in caplog.text
+    assert (
+        "recovered: rolled back after" in caplog.text
+        and "after step 2, from the checkpoint, 1 step back. The fault cost" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("save_every", [2, 0], ids=["to a checkpoint", "to the start"])

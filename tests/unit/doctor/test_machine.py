@@ -129,6 +129,12 @@ def test_a_check_that_hangs_is_ended_with_the_processes_that_it_started(shelf):
     assert not psutil.pid_exists(int((shelf / "numpy.py.pid").read_text()))
 
 
+def test_a_check_that_has_found_everything_and_does_not_exit_is_ended_without_another_line(shelf):
+    program = "import threading, time\nthreading.Thread(target=time.sleep, args=(999,)).start()\n"
+    (shelf / "sitecustomize.py").write_text(program)
+    assert only(found("loopback", seconds=15.0)).status is Status.ok
+
+
 @pytest.mark.parametrize("package", ["rich", "psutil"])
 def test_a_broken_package_that_every_command_needs_is_named(shelf, package):
     (shelf / f"{package}.py").write_text("from math import nowhere\n")

@@ -227,8 +227,35 @@ def test_the_last_fault_of_a_worker_is_told_with_role_rank_and_call(tmp_path):
     lines = [fault | {"resumed_step": 2, "seconds": 6.1}, fault]
     (logged(tmp_path, [{"step": 3}]) / "faults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = examined(tmp_path)["faults"].found
-    assert said.startswith("2 faults, 1 survived; the last in step 4, WorkerDied: rollout rank 1 on n in")
+    assert said.startswith("2 faults, 1 survived; the last in step 3, WorkerDied: rollout rank 1 on n in")
     assert said.endswith("rollout.generate, which ended the run")
+
+
+def test_faults_that_were_survived_need_no_action_and_several_of_one_node_do(tmp_path):
+    def found(*nodes: str) -> Finding:
+        lines = [{"step": 3, "role": "actor", "node": node, "rank": 0, "resumed_step": 2} for node in nodes]
+        for number, line in enumerate(lines):
+            line["role"] = ("actor", "critic", "reward", "rollout")[number]
+        (logged(tmp_path, [{"step": 3}]) / "faults.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
+        return examined(tmp_path)["faults"]
+
+    for nodes in (["n1"], ["n1", "n2", "n3"]):
+        assert (found(*nodes).status, found(*nodes).remedy) == (Status.ok, "")
+    assert found("n1", "n2", "n2", "n2").remedy.endswith("faults.jsonl: 3 of 4 faults were of node n2.")
+
+
+def test_an_ending_that_only_the_log_has_is_told(tmp_path):
+    logged(tmp_path, [{"step": 6}])
+    now = time.strftime("%Y-%m-%d %H:%M:%S")
+    lines = [start_line(2**22 - 1), f"{now},000 INFO    a.b all roles have started; 0 of 9 steps are done\n"]
+    lines += [f"{now},000 ERROR   a.b failed: The disk is full: '/x' could not be written. What to do: Free space.\n"]
+    (tmp_path / "run.log").write_text("".join(lines))
+    (tmp_path / "ending.json").write_text("")
+    found = examined(tmp_path)
+    assert found["ending"].found == "failed: The disk is full: '/x' could not be written."
+    assert found["ending"].remedy == "Free space." and "last start" not in found
 
 
 def test_a_full_disk_is_a_problem(tmp_path, monkeypatch):

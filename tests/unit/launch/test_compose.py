@@ -294,3 +294,9 @@ def test_objects_of_a_run_that_was_moved_are_found_through_the_checkpoint_to_res
     assert compose(*words).config.data.train_files == [str(earlier)]
     earlier.unlink()
     assert compose(*words).config.data.train_files == [str(moved)]
+
+
+def test_null_for_a_setting_that_has_no_null_says_how_to_return_to_its_default():
+    with pytest.raises(ConfigError, match=r"placement\.pools cannot be null") as caught:
+        planned("placement.pools=null")
+    assert "For its default, leave it out." in caught.value.remedy

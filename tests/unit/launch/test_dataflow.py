@@ -94,6 +94,16 @@ class NotOne:
 
 class NoStep(Dataflow):
     actor: Policy
+
+
+class Half(NoStep):
+    def collect(self, prompts):
+        return prompts
+
+
+class Odd(Half):
+    def learn(self):
+        return {}
 """
 
 
@@ -160,7 +170,13 @@ def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
         ("{folder}/my_flow.py:Bare", "Bare.step cannot be called with (prompts)", "Write 'def step(self, prompts)'"),
         ("{folder}/my_flow.py:Former", "Former.wants_reference cannot", "@classmethod def wants_reference(cls, config"),
-        ("{folder}/my_flow.py:NoStep", "NoStep does not define the method 'step'", "Write 'def step(self, prompts)'"),
+        ("{folder}/my_flow.py:NoStep", "NoStep does not define 'collect' and 'learn'", "or 'def step(self, prompts)'"),
+        (
+            "{folder}/my_flow.py:Half",
+            "Half does not define 'learn'",
+            "Write 'def collect(self, prompts)' and 'def learn",
+        ),
+        ("{folder}/my_flow.py:Odd", "Odd.learn cannot be called with (batch)", "Write 'def learn(self, batch)'"),
     ],
 )
 def test_a_dataflow_that_cannot_be_found_is_explained(file, name, message, remedy):

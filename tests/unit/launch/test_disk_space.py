@@ -54,6 +54,13 @@ def test_the_checkpoints_kept_and_the_one_being_written_need_room(
     assert "lower trainer.keep_checkpoints" in caught.value.remedy
 
 
+def test_a_setting_that_is_already_at_its_least_is_no_remedy(toy_dir, tmp_path, free_checkpoints):
+    free_checkpoints(1)
+    with pytest.raises(ResourceError) as caught:
+        room(toy_dir(), tmp_path, "trainer={total_steps: 9, save_every: 1, keep_checkpoints: 1}")
+    assert "keep_checkpoints" not in caught.value.remedy and "larger disk;" in caught.value.remedy
+
+
 def test_checkpoints_of_the_run_that_lie_there_already_need_no_more_room(toy_dir, tmp_path, free_checkpoints):
     for step in (1, 2):
         (tmp_path / "checkpoints" / f"step_{step}").mkdir(parents=True)

@@ -119,3 +119,24 @@ def test_what_has_an_equals_sign_of_its_own_is_quoted_in_a_list():
     with pytest.raises(ConfigError, match="is not a setting") as caught:
         parse_overrides([f"data.train_files=[{name}]"])
     assert "quote elements with spaces or an =" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("trainer.experiment=1e3", "1e3"),
+        ("trainer.experiment=0123", "0123"),
+        ("trainer.experiment=true", "true"),
+        ("trainer.experiment='1e3'", "1e3"),
+        ("model.path=1_000", "1_000"),
+        ("trainer.run_dir=null", None),
+        ("data.train_files=1e3", ["1e3"]),
+        ("data.train_files=[1e3,a,'[1,2]',\"x,1e3,y\",007]", ["1e3", "a", "[1,2]", "x,1e3,y", "007"]),
+        ("data.train_files=1e3,2", ["1e3", "2"]),
+        ("rollout.sampling.stop_token_ids=[1,2]", [1, 2]),
+        ("trainer.seed=3", 3),
+    ],
+)
+def test_a_text_that_looks_like_a_number_stays_as_it_is_typed(text, value):
+    (setting,) = parse_overrides([text]).settings
+    assert setting.value == value and type(setting.value) is type(value)

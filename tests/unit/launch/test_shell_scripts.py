@@ -1,5 +1,7 @@
 """The commands of shell scripts, read without running them."""
 
+import subprocess
+
 import pytest
 
 from hybridflow.errors import ConfigError
@@ -80,3 +82,59 @@ def test_any_part_of_a_script_is_read_or_rejected():
                 commands(part, {})
             except ConfigError as error:
                 assert "is not closed" in error.message
+
+
+@pytest.mark.parametrize(
+    ("script", "word"),
+    [
+        ("(N=9; echo $N)", "4"),
+        ("N=9 true", "4"),
+        ("((N++))", "$N"),
+        ("if ((N == 4)); then true; fi", "4"),
+        ("if ((N++)); then true; fi", "$N"),
+        ("for ((N=0; N<3; N++)); do true; done", "$N"),
+        ("let N=5", "$N"),
+        ("read -r N <<< 9", "$N"),
+        ("printf -v N 9", "$N"),
+        ("printf N", "4"),
+        ("unset N", "$N"),
+        ("f() { N=9; }", "$N"),
+        ("f() { M=9; }", "4"),
+        ("function f { N=9; }", "$N"),
+        ("if true; then (N=9); fi", "4"),
+        ("true && N=9", "$N"),
+        ("true ||\n  N=9", "$N"),
+        ("true && M=1\nN=9", "9"),
+        ("N=9 && true", "9"),
+        ("case $x in\n  a) N=9 ;;\nesac", "$N"),
+        ("(case $x in a) true;; esac; N=9)", "4"),
+        ("echo $((N++))", "$N"),
+        ("N=$((-7 / 2 + -7 % 2))", "-4"),
+        ("N=1+2; N=$((N * 2))", "6"),
+        ("N=$'a\\tb\\'c'", "a\tb'c"),
+        ("N=$'\\x41'", "$'\\x41'"),
+        ('N=$"a b"', "a b"),
+        ("set -- 5 6; N=$1", "$1"),
+        ("set -euo pipefail; N=${1:-7}", "$1"),
+        ("N=${1:-7}", "7"),
+        ("N=${#N}", "${#N}"),
+        ("N=$?", "$?"),
+    ],
+)
+def test_a_variable_has_the_value_that_bash_gives_it_or_none(script, word):
+    (*_, found) = commands(f'N=4\n{script}\nrun "$N"', {})
+    assert found == ["run", word]
+    ran = subprocess.run(["bash"], input=f'N=4\n{script}\nprintf %s "$N"', capture_output=True, text=True, check=False)
+    assert "$" in word or ran.stdout.endswith(word)
+
+
+def test_what_a_block_sets_is_known_in_the_block():
+    script = "f() {\n  local N=9\n  run $N $1 ${2:-x}\n}\ncd x && export N=8 && run $N\nrun $N"
+    found = [words for words in commands(script, {}) if words[0] == "run"]
+    assert found == [["run", "9", "$1", "$2"], ["run", "8"], ["run", "$N"]]
+
+
+@pytest.mark.parametrize("doubled", ["A=$A$A", 'A="$A$A"', 'A=("${A[@]}" "${A[@]}")', "A+=$A"])
+def test_a_variable_that_doubles_is_an_error(doubled):
+    with pytest.raises(ConfigError, match="grows beyond"):
+        commands("A=x\n" + f"{doubled}\n" * 40, {})

@@ -217,7 +217,7 @@ batch = batch.join(self.reward.score(batch), self.actor.logprobs(batch))
 batch = self.actor.advantages(batch)
 metrics = self.actor.update(batch).result()
 self.actor.publish_weights(version=self.iteration + 1)
-return metrics | self.observe(prompts, batch) | {'mine/best': 0.5}"""
+return metrics | self.observe(batch) | {'mine/best': 0.5}"""
 RLOO = "algorithm.advantage=rloo"
 ROWS = Batch.of(rows={"uid": torch.arange(2)}, objects={"prompt": ["1+1=", "9+9="], "level": ["easy", "hard"]})
 
@@ -234,8 +234,8 @@ def checked(tmp_path, step: str, *overrides: str) -> None:
 def test_a_step_with_a_plain_number_among_its_metrics_is_fine_and_one_that_observes_nothing_is_warned_of(tmp_path):
     assert traced(RLOO, dataflow=f"{own(tmp_path, STEP)}:Mine").calls[-1].name == "actor.publish_weights"
     checked(tmp_path, STEP)
-    bare = warned(own(tmp_path / "bare", STEP.replace(" | self.observe(prompts, batch)", "")))
-    assert "never calls self.observe(prompts, batch)" in bare and "does not call" not in bare
+    bare = warned(own(tmp_path / "bare", STEP.replace(" | self.observe(batch)", "")))
+    assert "never calls self.observe(batch)" in bare and "does not call" not in bare
     path = Path(own(tmp_path / "unused", STEP))
     path.write_text(path.read_text().replace("reference: FrozenModel | None", "teacher: FrozenModel"))
     found = warned(path, "roles.teacher.kind=reference")

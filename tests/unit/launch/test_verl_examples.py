@@ -38,7 +38,7 @@ def test_a_script_with_dynamic_batch_sizes_keeps_its_tokens_and_another_counts_r
 def test_the_numbers_of_dapo_are_kept():
     config = composed("run_dapo_qwen2.5_32b.sh")
     assert (config.dataflow, config.algorithm.advantage, config.algorithm.aggregation) == ("dapo", "grpo", "token-mean")
-    assert config.dataflow_settings == {"max_refills": 9, "overlong_buffer": 0.2, "overlong_penalty": 1}
+    assert config.dataflow_settings == {"max_refills": 29, "overlong_buffer": 0.2, "overlong_penalty": 1}
     assert (config.algorithm.clip_low, config.algorithm.clip_high, config.algorithm.dual_clip) == (0.2, 0.28, 3.0)
     assert not config.algorithm.mask_truncated
     # verl counts 10 steps, hybridflow optimizer steps: 512 / 32 per step

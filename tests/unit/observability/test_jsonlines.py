@@ -2,9 +2,11 @@
 
 import logging
 import os
+from pathlib import Path
 
 import pytest
 
+from hybridflow.observability.fault_ledger import append_faults
 from hybridflow.observability.jsonlines import JsonLinesFile, read_rows, set_aside
 
 
@@ -84,3 +86,8 @@ def test_a_file_that_goes_while_it_is_written_is_opened_again_with_a_warning(how
     file.close()
     assert _steps(path) == ([0] if how == "replaced" else []) + [2, 3]
     assert caplog.messages == [f"file={path} {said}"]
+
+
+def test_a_fault_that_cannot_be_recorded_on_a_full_disk_does_not_replace_the_error_that_it_records(caplog):
+    append_faults(Path("/dev/full"), [{"step": 3, "fault": "ResourceError"}], {})
+    assert "file=/dev/full cannot be written" in caplog.text

@@ -62,6 +62,17 @@ def test_seconds_per_step_and_the_time_left_are_of_training_and_the_rest_has_its
     assert file.getvalue().splitlines()[-1].endswith("    2 s/step  eta  3:12 +25:36 evaluating and saving")
 
 
+def test_the_time_of_a_fault_is_not_that_of_steps():
+    progress, clock, file = _plain(100)
+    for step in range(1, 4):
+        for seconds in (2.0,) if step < 3 else (30.0, 2.0):  # in the third step, a fault interrupts the first attempt
+            progress.stage("step")
+            clock.now += seconds
+            progress.stage(None)
+        progress.update(step, _metrics())
+    assert file.getvalue().splitlines()[-1].endswith("    2 s/step  eta  3:14")
+
+
 def test_an_evaluation_that_takes_long_says_how_far_it_is_and_how_long_it_took():
     progress, clock, file = _plain(100)
     for step, seconds in ((0, 3.0), (1, 0.1), (2, 2.0)):

@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 
-from hybridflow.batch import Batch
-from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.algorithm import KL, Algorithm, Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Optimizer
 from hybridflow.engines.training.interface import Part
@@ -292,3 +292,37 @@ def test_logprobs_include_squared_probabilities_if_the_estimator_reads_them(toy_
     assert found.columns == ["old_logprobs", "sum_pi_squared"]
     assert float(found.tokens("sum_pi_squared").values.min()) >= 1 / 64 - 1e-6  # of 64 tokens
     assert torch.equal(found.tokens("old_logprobs").values, plain.logprobs(batch).tokens("old_logprobs").values)
+
+
+def stale(batch: Batch, num_tokens: int) -> Batch:
+    """Samples whose first tokens are said to be of earlier weights, under which they had other probabilities."""
+    logprobs = batch.tokens("rollout_logprobs")
+    place = torch.arange(len(logprobs.values)) - logprobs.offsets[:-1].repeat_interleave(logprobs.lengths)
+    runs = [[[-1, 0]] + [[0, num_tokens]] * (length > num_tokens) for length in logprobs.lengths.tolist()]
+    moved = logprobs.values - 0.5 * (place < num_tokens)
+    return batch.with_columns(
+        tokens={
+            "rollout_logprobs": logprobs.like(moved),
+            "version_runs": Ragged.from_rows(list(map(torch.tensor, runs))),
+        }
+    )
+
+
+@pytest.mark.parametrize("correction", [Correction(), Correction(weights=CorrectionLevel.token)])
+def test_only_tokens_of_the_trained_version_are_compared_with_the_policy(toy_dir, correction):
+    worker = actor(toy_dir(), algorithm=Algorithm(correction=correction))
+    batch = sampled(worker)
+    found = worker.update(stale(batch, 2))["training/rollout_logprobs_diff_max"].value
+    assert found < 1e-3 and int(batch.tokens("response_ids").lengths.max()) > 2
+    other = actor(toy_dir(), algorithm=Algorithm(correction=correction))
+    with pytest.raises(StaleWeightsError, match="disagree"):
+        other.update(stale(batch, 2).with_columns(tokens={"version_runs": batch.tokens("version_runs")}))
+
+
+def test_a_batch_without_tokens_of_the_trained_version_does_not_pass_for_the_comparison(toy_dir):
+    worker = actor(toy_dir())
+    batch = sampled(worker)
+    worker.update(stale(batch, 10**6))
+    worker.publish_weights(0)
+    with pytest.raises(StaleWeightsError, match="disagree"):
+        worker.update(moved(sampled(worker), 0.05))

@@ -5,6 +5,7 @@ messages, through the driver's memory, which is faster than the object store.
 """
 
 import atexit
+import logging
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -17,7 +18,7 @@ from ray.util.placement_group import remove_placement_group
 
 from hybridflow.controller.backends.interface import Arguments, BackendOptions, Broken, Handle, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import abandon, connect, disconnect, free_node_devices, is_joined
-from hybridflow.controller.backends.ray.host import Host, host_of
+from hybridflow.controller.backends.ray.host import RAY_HOST, Host, host_of
 from hybridflow.controller.backends.ray.placement import (
     PlacedPool,
     devices_by_node,
@@ -35,6 +36,8 @@ from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
 from hybridflow.observability.calls import Span
+
+logger = logging.getLogger(__name__)
 
 _START_LOOK_SECONDS = 0.2
 """How often a driver that waits for new processes checks whether there are devices for them."""
@@ -54,6 +57,7 @@ class RayBackend:
         self._device = options.device
         self._pools: dict[ResourcePool, PlacedPool] = {}
         self._owns_ray = connect(options.devices, options.nodes, options.device, cpu_devices=options.cpu_devices)
+        logger.info("backend=ray: Ray has started; the processes of the roles start and load their models ...")
         self._pulse = Pulse()
         self._spares = Spares(self._pulse, most=options.spare_processes)
         self.call_log = CallLog()
@@ -87,13 +91,14 @@ class RayBackend:
         host = host_of(handle)
         if host.died is not None:
             raise host.died
-        run, target, sent_at = host.actor.run, [handle.worker, handle.role, method], time.time()
+        target, sent_at = [handle.worker, handle.role, method], time.time()
+        name = f"{RAY_HOST} {handle.role}.{method} rank {host.rank}"  # that ps shows during the call
+        run = host.actor.run.options(name=name, num_returns=form.objects)
         if form is VALUE and not arguments.args and not arguments.kwargs:
             value = run.remote(target)
             packets: tuple[ray.ObjectRef, ...] = ()
         else:
-            sent = run if form.objects == 1 else run.options(num_returns=form.objects)
-            answer = sent.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
+            answer = run.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
         pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
@@ -117,6 +122,11 @@ class RayBackend:
                 self._raise_translated(error)
         self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
+
+    def has_ended(self, pending: Sequence[Pending]) -> bool:
+        """Whether all results, or their errors, are there."""
+        awaited = references_of([call.value for call in pending if not call.done])
+        return not awaited or not ray.wait(awaited, num_returns=len(awaited), timeout=0)[1]
 
     def put(self, value: object) -> Stored:
         """Puts a value into the object store; returns its reference."""
@@ -213,7 +223,7 @@ class RayBackend:
             missing = {
                 placed.hosts[0].pool: ranks
                 for placed in pools
-                if (ranks := [host.rank for host in placed.hosts if host.sign_of_life is not None])
+                if (ranks := [host.rank for host in placed.hosts if host.info is None and host.died is None])
             }
             if not missing:
                 return

@@ -221,6 +221,13 @@ def joined_node_gpus(read: Callable[[], list[int]] = visible_gpu_bytes) -> list[
     return found
 
 
+def own_node_name() -> str:
+    """The name that the node of this process was given (`ray start --node-name`); empty without one."""
+    own = ray.get_runtime_context().get_node_id()
+    [node] = [node for node in ray.nodes() if node["NodeID"] == own]
+    return "" if node["NodeName"] == node["NodeManagerAddress"] else node["NodeName"]
+
+
 def on_node(node: str, **environment: str) -> dict[str, object]:
     """The options of a task or an actor on the node with an id, where it finds the same modules as this process."""
     variables = {"PYTHONPATH": python_path()} | environment
@@ -289,7 +296,7 @@ def _initialized(
                 logging_level=logging.ERROR,
                 log_to_driver=True,
             )
-    except Exception as error:
+    except Exception as error:  # Ray raises a plain Exception if its processes end while they start
         what, first = "it could not start here", f"Start the run again. If that fails too, see Ray's logs ({_LOGS})"
         if address != "local":
             where = f"at {RAY_ADDRESS}={address}" if address else "on this machine"

@@ -18,14 +18,19 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hybridflow.controller.backends.interface import Handle
-from hybridflow.controller.backends.ray.cluster import GPU_ENVIRONMENT, python_path
+from hybridflow.controller.backends.ray.cluster import GPU_ENVIRONMENT, own_node_name, python_path
 from hybridflow.controller.backends.ray.loaded import Loaded, load, loaded_modules
 from hybridflow.controller.backends.ray.pulse import start_beating
 from hybridflow.controller.failures import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.signed_store import StoreAddress
+from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import WorkerHost
 from hybridflow.errors import NodeLost, WorkerDied
 from hybridflow.observability.logs import configure_logging
+
+RAY_HOST = "RayHost"
+"""Begins the names of the processes of ranks, after Ray's `ray::`."""
 
 _LOOK_SECONDS = 0.2
 
@@ -62,6 +67,12 @@ class RayHost(WorkerHost):
         start_beating(heart, device=place.device)
         self._settle(place)
 
+    def build(self, spec: WorkerSpec, address: StoreAddress | None) -> HostInfo:
+        """Constructs the worker of a role, and adds the role to the name of this process."""
+        info = super().build(spec, address)
+        type(self).__name__ = f"{RAY_HOST} {'+'.join(self.workers)} rank {self.rank}"  # Ray names the process by it
+        return info
+
     def loaded(self) -> Loaded:
         """The modules that this process has imported."""
         return loaded_modules()
@@ -79,6 +90,7 @@ class RayHost(WorkerHost):
             rank,
             device=device,
             node=socket.gethostname(),
+            node_name=own_node_name(),
             threads=None if place.device == "cuda" else place.threads,
             host=get_node_ip_address(),
             timeout_seconds=place.timeout_seconds,
@@ -152,6 +164,9 @@ class Host:
     info: HostInfo | None = None
     sign_of_life: ray.ObjectRef | None = None
     died: WorkerDied | None = None
+    is_unavailable: bool = False
+    """Whether the driver's connection to it broke, and Ray does not know yet whether it is dead."""
+
     num_changes: int = 0
     """Calls sent to it that may change what a checkpoint holds."""
 
@@ -187,6 +202,7 @@ class Host:
         """Takes the place of this process's successor; handles refer to this object."""
         self.actor, self.heart = new.actor, new.heart
         self.info = self.sign_of_life = self.died = None
+        self.is_unavailable = False
         self.num_changes = self.marked_changes = 0
 
 

@@ -44,10 +44,11 @@ def start_beating(key: str, *, device: str) -> None:
 
 @dataclass(slots=True)
 class _Heart:
-    """The last heartbeat of a process, and for how many seconds the driver has read no later one."""
+    """The last heartbeat of a process, how long ago the driver read it, and the number of those that it has read."""
 
     beat: bytes | None = None
     silent_seconds: float = 0.0
+    num_beats: int = 0
 
 
 class Silence:
@@ -93,6 +94,10 @@ class Pulse:
         heart = self._hearts[key]
         return heart.silent_seconds if heart.beat is not None else 0.0
 
+    def num_beats(self, key: str) -> int:
+        """The number of heartbeats of a process that the driver has read."""
+        return self._hearts[key].num_beats
+
     def beat(self, key: str) -> Beat | None:
         """The last heartbeat of a process, if it executes a call."""
         beat = self._hearts[key].beat
@@ -130,6 +135,7 @@ class Pulse:
             passed, self._answered_at = min(now - self._answered_at, 2 * BEAT_SECONDS), now
             for key, heart in zip(keys, hearts.values(), strict=True):
                 count = counts.get(key)
+                heart.num_beats += count != heart.beat
                 heart.silent_seconds = heart.silent_seconds + passed if count == heart.beat else 0.0
                 heart.beat = count
 

@@ -129,8 +129,9 @@ class Spares:
         for spare in sorted(self._spares, key=lambda spare: spare.info is None):
             if spare.node != node or spare.is_stuck:
                 continue
+            has_ended = spare.has_ended(0.0)  # an earlier answer does not tell whether it has been stopped since
             spare.ask()
-            has_ended = spare.has_ended(_TAKE_SECONDS if spare.info else _LONGEST_IMPORT_SECONDS)
+            has_ended = has_ended or spare.has_ended(_TAKE_SECONDS if spare.info else _LONGEST_IMPORT_SECONDS)
             spare.is_stuck = not has_ended and spare.answer is not None
             if spare.is_stuck:
                 continue

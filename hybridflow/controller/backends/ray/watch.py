@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from hybridflow.controller.backends.interface import BackendOptions, Pending, Stored
 from hybridflow.controller.backends.ray.cluster import has_ray_ended, is_joined
@@ -23,6 +23,7 @@ from hybridflow.controller.failures import (
     hang,
     head_lost,
     how_it_ended,
+    may_be_broken_connection,
     ray_ended,
     stall,
 )
@@ -110,6 +111,9 @@ class Watch:
     def look_at_processes(self, *, seconds: float) -> None:
         """Raises an error if a process has died."""
         self.ask_for_signs_of_life(seconds=seconds)
+        self._raise_death()
+
+    def _raise_death(self) -> None:
         for host in self._hosts():
             if host.died is not None:
                 self._drop_all()
@@ -120,15 +124,21 @@ class Watch:
         if time.monotonic() - self._looked_at < _LOOK_SECONDS:
             return
         self._looked_at = time.monotonic()
+        self._raise_silence()
+        if not any(host.is_unavailable for host in self._hosts()):  # it may be dead, which Ray soon reports
+            self._look_at_progress()
+
+    def _raise_silence(self) -> None:
         if self._pulse.is_head_lost():
             self._drop_all()
             raise ray_ended() if has_ray_ended() else head_lost(self._pulse.head, self._pulse.head_silent_seconds())
         for host in self._hosts():
             if self.is_silent(host):
-                process = self._process(host)
+                process, calling = self._process(host), self._progress.look(self._hosts())
+                others = [Stalled(self._process(each.host), each.call, each.stack) for each in calling if each.stack]
                 self._drop_all()
-                raise hang(process, self._pulse.silent_seconds(host.heart))
-        self._look_at_progress()
+                seconds = self._pulse.silent_seconds(host.heart)
+                raise hang(process, seconds, is_stopped=host.is_stopped(), others=others)
 
     def _look_at_progress(self) -> None:
         """Raises an error if a call takes too long, or if no process that executes a call makes progress."""
@@ -151,27 +161,33 @@ class Watch:
         is_starting = any(call.method == "__init__" for call in self.queue_of(host))
         return not is_starting or seconds > self._options.start_timeout_seconds
 
-    def ask_for_signs_of_life(self, *, seconds: float) -> None:
-        """Pings all processes: the ping of a busy actor waits in its queue, that of a dead actor fails immediately."""
+    def ask_for_signs_of_life(self, *, seconds: float) -> set[Host]:
+        """Pings all processes, and returns those that have answered. The ping of a busy actor waits in its queue; that
+        of a dead actor fails, once Ray knows that it is dead."""
         hosts = self._hosts()
         for host in hosts:
             host.sign_of_life = host.sign_of_life or host.actor.info.remote()
         asked = {host.sign_of_life: host for host in hosts if host.sign_of_life is not None}
-        if not asked:
-            return
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds)
-        for reference in answered:
+        answers, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
+        answered: set[Host] = set()
+        for reference in answers:
             host = asked[reference]
             host.sign_of_life = None
             try:
                 host.info = ray.get(reference)
+                answered.add(host)
+            except ActorUnavailableError:
+                host.is_unavailable = True
+                continue
             except DEATHS as error:
                 host.died = self._death(host, error)
+            host.is_unavailable = False
+        return answered
 
     def translated(self, error: RayError, failed: Pending | None = None) -> Exception:
         """Ray's error as one of this package's; drops all pending calls."""
         if isinstance(error, RayTaskError) and isinstance(error.cause, CallFailed):
-            self._look_for_death_behind(error.cause.error)
+            self._look_for_death_behind(error.cause)
             self._drop_all()
             error.cause.error.__cause__ = error.cause.cause
             return error.cause.error
@@ -181,6 +197,8 @@ class Watch:
         if isinstance(error, DEATHS):
             dead = [host for host in self._hosts() if host.actor._actor_id.hex() == _actor_id(error, failed)]
             if dead:
+                if isinstance(error, ActorUnavailableError):
+                    self._await_verdict(dead)
                 dead[0].died = dead[0].died or self._death(dead[0], error)
                 self._drop_all()
                 return dead[0].died
@@ -212,15 +230,36 @@ class Watch:
             rank, node = call.handle.rank, _node(call)
             self._call_log.answered(call.number, rank, measured, node=node, sent=call.sent, now=time.time())
 
-    def _look_for_death_behind(self, error: WorkerError) -> None:
+    def _look_for_death_behind(self, failure: CallFailed) -> None:
         """Raises the error of a dead peer, if there is one: its death breaks the connections of other ranks."""
-        failed = [host for host in self._hosts() if error.role in host.roles]
+        failed = [host for host in self._hosts() if failure.error.role in host.roles]
         self.look_at_processes(seconds=0.0)  # reads answers to earlier pings; a process may have died since
+        if may_be_broken_connection(failure):
+            self._await_verdict(self._hosts())
+            return
         until = time.monotonic() + _DEATH_BEHIND_SECONDS
         while any(host.pool.devices > 1 for host in failed) and time.monotonic() < until:
             self.look_at_processes(seconds=_LOOK_SECONDS / 2)
             if all(host.sign_of_life is None for host in failed):
                 return
+
+    def _await_verdict(self, hosts: Sequence[Host]) -> None:
+        """Returns once these processes are known to be alive: they have answered, or sent two more heartbeats.
+
+        Raises the error of a process that has died or is silent for too long, or of a lost head. Ray reports the loss
+        of a node only after several failed health checks (15 s by default), long after its peers have failed.
+        """
+        unknown = {host: self._pulse.num_beats(host.heart) for host in hosts}
+        while unknown:
+            answered = self.ask_for_signs_of_life(seconds=_LOOK_SECONDS / 2)
+            self._raise_death()
+            self._raise_silence()
+            unknown = {
+                host: before
+                for host, before in unknown.items()
+                # one heartbeat may be older than the failure
+                if host not in answered and self._pulse.num_beats(host.heart) < before + 2
+            }
 
     def _death(self, host: Host, error: RayError) -> WorkerDied:
         report = str(error) if "creation task" in str(error) else ""
@@ -247,7 +286,7 @@ def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
 
 def _node(failed: Pending | None) -> str:
     info = host_of(failed.handle).info if failed is not None else None
-    return info.node if info is not None else "unknown"
+    return info.place if info is not None else "unknown"
 
 
 def _ray_has_ended_or_does(hosts: Sequence[Host]) -> bool:

@@ -89,6 +89,23 @@ class GrowingLayer(DynamicLayer):
         self._buffers = [buffer[:, :, : self.get_seq_length()].index_select(0, indices) for buffer in self._buffers]
         self.keys, self.values = self._buffers
 
+    def join(self, other: "GrowingLayer", *, skip: int, other_skip: int, limit_tokens: int) -> None:
+        """Adds the rows of another layer; the last tokens of both are in the same column.
+
+        The first `skip` and `other_skip` columns, which no row uses, are dropped. New columns before a row's first
+        token are zero: masked values are multiplied by zero, so they must be finite.
+        """
+        own_tokens, other_tokens = self.get_seq_length() - skip, other.get_seq_length() - other_skip
+        width = max(own_tokens, other_tokens)
+        self._limit_tokens = limit_tokens
+        for number, (own, new) in enumerate(zip(self._buffers, other._buffers, strict=True)):
+            (rows, heads, _, size), num_new = own.shape, len(new)
+            joined = own.new_zeros(rows + num_new, heads, width, size)
+            joined[:rows, :, width - own_tokens :] = own[:, :, skip : skip + own_tokens]
+            joined[rows:, :, width - other_tokens :] = new[:, :, other_skip : other_skip + other_tokens]
+            self._buffers[number] = joined
+        self.keys, self.values = self._buffers
+
 
 def next_logits(
     model: PreTrainedModel,

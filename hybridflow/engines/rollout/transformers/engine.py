@@ -1,20 +1,17 @@
 """A rollout engine that runs wherever transformers runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int64
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.batch import Ragged
-from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
-from hybridflow.engines.rollout.sampling import uniform_draws
-from hybridflow.engines.rollout.shell import RolloutShell, ends_of
-from hybridflow.engines.rollout.stop_strings import StopSearch
+from hybridflow.engines.rollout.requests import Request, Responses
+from hybridflow.engines.rollout.shell import RolloutShell
 from hybridflow.engines.rollout.transformers.attention import IMPLEMENTATION, use_decoding_attention
-from hybridflow.engines.rollout.transformers.decode import decode
+from hybridflow.engines.rollout.transformers.decode import Decoding
 from hybridflow.engines.rollout.transformers.fixed import FULL, SLIDING, FixedMemory
 from hybridflow.engines.rollout.transformers.graphs import Graphs, can_be_captured, run_eagerly
 from hybridflow.errors import EngineError
@@ -24,12 +21,23 @@ from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 
 
+@dataclass
+class _Waiting:
+    """Requests that will start together."""
+
+    requests: list[Request]
+    needs_all_places: bool
+    """They start once no other request runs: those made together with them have finished, as there were too many to
+    run at once. Otherwise they start as soon as there are enough places."""
+
+
 class TransformersEngine(RolloutShell):
     """A Hugging Face causal language model on one device; implements `RolloutEngine`.
 
     The slots are the model's own parameters (experts one by one), so a training engine that binds to them shares its
-    weights. On a CPU only the weights are kept between calls of `generate`. On a GPU keys, values and CUDA graphs are
-    kept as well, until the engine sleeps.
+    weights. Rows join those that run as soon as there are places (`max_sequences`); on a GPU, with a `FixedMemory`,
+    they wait until all of those have finished. While no row runs, only the weights are kept on a CPU; on a GPU, memory
+    for keys and values, and CUDA graphs are kept as well, until the engine sleeps.
     """
 
     def __init__(
@@ -54,6 +62,10 @@ class TransformersEngine(RolloutShell):
         self._max_sequences = max_sequences
         self._eos_token_ids = eos_token_ids
         self._tokenizer = tokenizer
+        self._waiting: list[_Waiting] = []
+        self._decodings: list[Decoding] = []
+        """One for each sampling setting of the requests that run."""
+        self._finished_here: list[Responses] = []
         use_decoding_attention(model)
         self._memory = _fixed_memory(model)
         if foreign := set(text.get("layer_types") or ()) - {FULL, SLIDING}:
@@ -64,40 +76,88 @@ class TransformersEngine(RolloutShell):
 
     def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
         """See `RolloutEngine.sleep`: on a GPU all weights stay, and cached memory is freed."""
+        released = super().sleep(kept)
         if self._model.device.type == "cuda":
             self._memory = None  # frees the cache and the graphs before the new memory is made
             self._memory = _fixed_memory(self._model)
             torch.cuda.empty_cache()
-        return super().sleep(kept)
+        return released
 
-    def _sampled(
-        self, prompts: Ragged, keys: Int64[Tensor, " B"], sampling: Sampling, max_response_tokens: int
-    ) -> tuple[Ragged, Ragged, Tensor]:
-        """At most `max_sequences` rows are decoded together."""
-        uniforms = uniform_draws(keys, max_response_tokens)
-        ends = ends_of(sampling, self._eos_token_ids)
-        tokens, logprobs, truncated = [Ragged.from_rows([], torch.int64)], [Ragged.from_rows([], torch.float32)], []
-        for start in range(0, len(prompts), self._max_sequences):
-            stop = min(start + self._max_sequences, len(prompts))
-            rows, search = prompts.slice(start, stop), None
-            if sampling.stop:
-                assert self._tokenizer is not None, "stop strings need a tokenizer"
-                search = StopSearch(self._tokenizer, sampling.stop, rows)
-            decoded = decode(
+    def _start(self, requests: Sequence[Request]) -> None:
+        """Requests that were made together also start together, `max_sequences` at a time."""
+        for start in range(0, len(requests), self._max_sequences):
+            part = list(requests[start : start + self._max_sequences])
+            self._waiting.append(_Waiting(part, needs_all_places=start > 0))
+
+    def _step(self) -> int:
+        num_finished = 0
+        for decoding in self._decodings:
+            decoding.advance()
+            num_finished += decoding.check()
+        self._drop_empty()
+        while self._waiting and self._has_places(self._waiting[0]):
+            new = Decoding(
                 self._model,
-                rows,
-                uniforms[start:stop],
-                sampling,
-                eos_token_ids=ends,
+                self._waiting[0].requests,
+                eos_token_ids=self._eos_token_ids,
                 memory=self._memory,
-                search=search,
+                tokenizer=self._tokenizer,
             )
-            lengths = decoded.lengths.cpu()
-            tokens.append(Ragged.from_padded(decoded.tokens.cpu(), lengths))
-            logprobs.append(Ragged.from_padded(decoded.logprobs.cpu(), lengths))
-            truncated.append(decoded.truncated.cpu())
-        none = torch.zeros(0, dtype=torch.bool)
-        return Ragged.concat(tokens), Ragged.concat(logprobs), torch.cat([none, *truncated])
+            del self._waiting[0]
+            num_finished += new.check()
+            others = [each for each in self._decodings if each.sampling == new.sampling]
+            if others and new.num_unfinished:
+                self._finished_here += [*others[0].take(), *new.take()]
+                others[0].join(new)
+            else:
+                self._decodings.append(new)
+            self._drop_empty()
+        return num_finished
+
+    def _collect(self) -> list[Responses]:
+        finished, self._finished_here = self._finished_here, []
+        return finished + [responses for decoding in self._decodings for responses in decoding.take()]
+
+    def _interrupt(self) -> None:
+        """The requests of each `Decoding` start together again, before those that wait."""
+        parts = []
+        for decoding in self._decodings:
+            requests = decoding.interrupt()
+            self._finished_here += decoding.take()
+            parts += [_Waiting(requests, needs_all_places=False)] if requests else []
+        self._waiting[:0] = parts
+        self._decodings.clear()
+
+    def _so_far(self) -> Iterable[tuple[Request, int]]:
+        yield from ((request, len(request.tokens)) for part in self._waiting for request in part.requests)
+        for decoding in self._decodings:
+            yield from decoding.so_far()
+
+    def _removed(self, requests: Sequence[Request]) -> Responses:
+        numbers, found = {request.number for request in requests}, []
+        for decoding in self._decodings:
+            if own := [request for request, _ in decoding.so_far() if request.number in numbers]:
+                found.append(decoding.remove(own))
+        for part in self._waiting:
+            for request in [each for each in part.requests if each.number in numbers]:
+                part.requests.remove(request)
+                tokens, logprobs = Ragged.from_rows([request.tokens]), Ragged.from_rows([request.logprobs])
+                found.append(Responses([request], tokens, logprobs, torch.ones(1, dtype=torch.bool)))
+        self._waiting = [part for part in self._waiting if part.requests]
+        self._drop_empty()
+        return Responses.concat(found)
+
+    def _has_places(self, part: "_Waiting") -> bool:
+        """Whether requests may start. With a fixed memory they wait until those that run have finished."""
+        num_running = sum(decoding.num_unfinished for decoding in self._decodings)
+        if self._memory is not None or part.needs_all_places:
+            return num_running == 0
+        return num_running + len(part.requests) <= self._max_sequences
+
+    def _drop_empty(self) -> None:
+        for decoding in [each for each in self._decodings if not each.num_unfinished]:
+            self._finished_here += decoding.take()
+            self._decodings.remove(decoding)
 
 
 def _fixed_memory(model: PreTrainedModel) -> FixedMemory | None:

@@ -47,6 +47,15 @@ class Prefill(NamedTuple):
         return [cast(Tensor, tensor) for layer in layers for tensor in (layer.keys, layer.values)]
 
 
+class Drawn(NamedTuple):
+    """The tokens of rows so far, and room for those that will be drawn."""
+
+    tokens: Int64[Tensor, "B R"]
+    logprobs: Float[Tensor, "B R"]
+    counts: Int64[Tensor, " B"]
+    """The number of tokens of each row, on the host."""
+
+
 def bucket_of(number: int, smallest: int = 1) -> int:
     """The smallest of `smallest` times 1, 2, 3, 4, 6, 8, 12, 16, 24, ... that is at least `number`."""
     power = smallest
@@ -136,8 +145,6 @@ class FixedMemory:
             self.logprobs = torch.zeros(size, dtype=torch.float32, device=uniforms.device)
         self._layouts = [(memory.shape[1], memory.shape[3]) for memory in memories]
         self.uniforms[:rows] = uniforms
-        self.tokens.zero_()
-        self.logprobs.zero_()
 
     def frame(self, shape: Shape) -> _Frame:
         """The tensors of a step."""
@@ -180,24 +187,28 @@ class FixedMemory:
 class FixedStep:
     """Unfinished rows in a `FixedMemory`; implements `DecodeStep`.
 
-    Finished rows are removed when the others fit a smaller bucket; the capacity in tokens grows as needed. The host
-    learns which rows are unfinished one check late, so that the device always has work queued.
+    Rows start together, and no other row joins them. Finished rows are removed when the others fit a smaller bucket;
+    the capacity in tokens grows as needed. The host learns which rows are unfinished one check late, so that the device
+    always has work queued.
     """
 
     check_every = CHECK_EVERY_TOKENS
 
-    def __init__(self, memory: FixedMemory, prefill: Prefill) -> None:
+    def __init__(self, memory: FixedMemory, prefill: Prefill, drawn: Drawn) -> None:
+        [count] = drawn.counts.unique().tolist()  # all rows draw the same number of tokens
         self._memory = memory
-        self._num_rows = num_rows = len(prefill.logits)
+        num_rows = len(prefill.logits)
         self.rows = torch.arange(num_rows)
-        self.tokens = memory.tokens[:num_rows]
+        self.tokens, self.logprobs = memory.tokens[:num_rows], memory.logprobs[:num_rows]
+        self.tokens.copy_(drawn.tokens)
+        self.logprobs.copy_(drawn.logprobs)
         sources, device = prefill.memories, prefill.logits.device
         self._used_tokens = sources[0].shape[2]
         self._frame = frame = memory.frame(self._shape(num_rows))
         self._pending: tuple[Tensor, torch.cuda.Event | None] | None = None
         mask = torch.ones(num_rows, self._used_tokens) if prefill.mask is None else prefill.mask
         self._fill_frame(torch.arange(num_rows, device=device), mask.to(device, torch.bool), prefill.positions)
-        frame.step.zero_()
+        frame.step.fill_(count)
         frame.is_unfinished[:num_rows] = True
         self._write(sources)
         logits = prefill.logits.new_zeros(frame.shape.rows, prefill.logits.shape[1])
@@ -234,9 +245,6 @@ class FixedStep:
             self.rows = self.rows[rows.cpu()]
             self._change(rows.to(self._frame.ids.device))
             self._pending = None
-
-    def results(self) -> tuple[Tensor, Tensor]:
-        return self.tokens.clone(), self._memory.logprobs[: self._num_rows].clone()
 
     def _shape(self, num_rows: int) -> Shape:
         return Shape(bucket_of(num_rows), bucket_of(self._used_tokens + 1, SMALLEST_LENGTH))

@@ -24,6 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from vllm import LLM
 from vllm.distributed import parallel_state
 from vllm.distributed.device_communicators import cpu_communicator
+from vllm.logprobs import FlatLogprobs
 from vllm.model_executor.layers import utils as linear_layers
 from vllm.model_executor.layers import vocab_parallel_embedding as embedding
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -95,7 +96,8 @@ class RowSampler(sampler.Sampler):
         super().__init__("processed_logprobs")
         self._runner = runner
         self._requests: list[str] = []
-        self._sampling = Sampling()
+        self._settings: list[tuple[Sampling, Tensor | None]] = []
+        """The sampling settings in the batch, with the rows that use each; None for all rows."""
         self._keys = self._prompt_lengths = torch.empty(0, dtype=torch.int64)
 
     def forward(
@@ -105,7 +107,13 @@ class RowSampler(sampler.Sampler):
         self._read_requests(logits.device)
         # A partially prefilled prompt samples at a negative position, and vLLM discards the token.
         positions = self._runner.seq_lens[: len(logits)].long() - self._prompt_lengths
-        tokens, logprobs = draw(logits, uniforms_at(self._keys, positions), self._sampling)
+        uniforms = uniforms_at(self._keys, positions)
+        tokens, logprobs = torch.empty_like(self._keys), torch.empty(len(logits), device=logits.device)
+        for sampling, rows in self._settings:
+            if rows is None:
+                tokens, logprobs = draw(logits, uniforms, sampling)
+            else:
+                tokens[rows], logprobs[rows] = draw(logits[rows], uniforms[rows], sampling)
         column = tokens.int()[:, None]
         return SamplerOutput(column, LogprobsTensors(column, logprobs[:, None], torch.zeros_like(tokens.int())))
 
@@ -115,12 +123,16 @@ class RowSampler(sampler.Sampler):
         if requests == self._requests:
             return
         self._requests = list(requests)
-        keys = []
+        keys, settings = [], []
         for name in requests:
             params = self._runner.requests[name].sampling_params
             assert params is not None and params.extra_args is not None, f"request {name} has no row key"
             keys.append(params.extra_args["row_key"])
-            self._sampling = params.extra_args["sampling"]  # one for all rows of a `generate`
+            settings.append(params.extra_args["sampling"])
+        self._settings = [(settings[0], None)]
+        if distinct := [sampling for row, sampling in enumerate(settings) if settings.index(sampling) == row][1:]:
+            rows = [[row for row, own in enumerate(settings) if own == other] for other in (settings[0], *distinct)]
+            self._settings = [(settings[own[0]], torch.tensor(own, device=device)) for own in rows]
         lengths = self._runner.input_batch.num_prompt_tokens[: len(requests)]
         self._keys = torch.tensor(keys, device=device)
         self._prompt_lengths = torch.from_numpy(lengths.astype("int64")).to(device)
@@ -140,6 +152,22 @@ def draw_all_rows_at_once(llm: LLM) -> bool:
 
     llm.collective_rpc(install)
     return True
+
+
+def schedules_ahead(llm: LLM) -> bool:
+    """Whether vLLM schedules a step before it knows the tokens of the previous one."""
+    return bool(llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
+
+
+def sampled_so_far(llm: LLM) -> dict[int, tuple[list[int], list[float]]]:
+    """Tokens and log-probabilities of the unfinished requests, by the number that is their name."""
+    found = {}
+    for state in llm.llm_engine.output_processor.request_states.values():
+        assert state.detokenizer is not None and state.logprobs_processor is not None
+        logprobs = state.logprobs_processor.logprobs
+        assert isinstance(logprobs, FlatLogprobs)
+        found[int(state.external_req_id)] = list(state.detokenizer.output_token_ids), list(logprobs.logprobs)
+    return found
 
 
 def read_text_with(tokenizer: PreTrainedTokenizerBase | None, llm: LLM) -> None:

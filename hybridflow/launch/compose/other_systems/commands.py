@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hybridflow.config.other_names import is_verl_command
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.other_systems.openrlhf import OPENRLHF_TRAINERS, openrlhf_translation
 from hybridflow.launch.compose.other_systems.shell import commands
-from hybridflow.launch.compose.other_systems.translation import Missing, Translation
+from hybridflow.launch.compose.other_systems.translation import Missing, Translation, options_of
 from hybridflow.launch.compose.other_systems.trl import TRL_TRAINERS, trl_translation
 from hybridflow.launch.compose.other_systems.verl import verl_translation
 from hybridflow.launch.compose.presets import preset_name, presets
@@ -19,7 +20,11 @@ _OPENRLHF = re.compile(r"(?:.*[./])?train_(\w+?)(?:_ray)?(?:\.py)?")
 _SCRIPT = re.compile(r"(?:.*/)?([a-z]+)(?:_\w+)?\.py")
 _CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
 _CONFIG_OPTIONS = ("--config-name", "--config-path")
-_OPTION = re.compile(r"--?[A-Za-z]")
+_UNSUPPORTED = re.compile(r"(?:.*[./])?(?:verl[./]trainer[./]\w+(?:\.py)?|openrlhf[./]cli[./]train_\w+(?:\.py)?)")
+_SUPPORTED = (
+    "hybridflow translate reads verl.trainer.main_ppo (and main_dapo); trl {trl}; openrlhf.cli.train_{openrlhf}."
+)
+_OWN = "hybridflow --help lists the commands here."
 _KNOWN = (
     "Give a script, or a command of verl (python3 -m verl.trainer.main_ppo data.train_batch_size=1024 ...), of TRL"
     " (trl grpo --model_name_or_path ...) or of OpenRLHF (python3 -m openrlhf.cli.train_ppo_ray --pretrain ...)."
@@ -76,11 +81,11 @@ def translated_words(words: Sequence[str]) -> TranslatedCommand:
     if system == "TRL":
         trainer = _named(name, _SCRIPT, TRL_TRAINERS)
         command = _command(TRL_TRAINERS[trainer])
-        found = trl_translation(trainer, _options(rest), _launch_options(launch))
+        found = trl_translation(trainer, options_of(rest), _launch_options(launch))
         return TranslatedCommand(system, command.trainer, found)
     trainer = _named(name, _OPENRLHF, OPENRLHF_TRAINERS)
     command = _command(OPENRLHF_TRAINERS[trainer])
-    return TranslatedCommand(system, command.trainer, openrlhf_translation(trainer, _options(rest)))
+    return TranslatedCommand(system, command.trainer, openrlhf_translation(trainer, options_of(rest), launch))
 
 
 def verl_words(words: Sequence[str]) -> Translation:
@@ -160,25 +165,22 @@ def _command(word: str) -> TrainingCommand:
     return found
 
 
-def _options(words: Sequence[str]) -> dict[str, str]:
-    """`--name value ...`, `--name=value` and `--switch`, by name; several values are a list."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        if _OPTION.match(word):
-            name, equals, value = word.lstrip("-").partition("=")
-            found[name] = [value] if equals else []
-        elif name:
-            found[name].append(word.rstrip(","))
-    return {name: ",".join(values) if values else "true" for name, values in found.items()}
-
-
 def _launch_options(words: Sequence[str]) -> dict[str, str]:
     """Those of a launcher, each of which has one value."""
-    return {name: value.partition(",")[0] for name, value in _options(words).items()}
+    return {name: value.partition(",")[0] for name, value in options_of(words).items()}
 
 
 def _no_command(text: str) -> ConfigError:
-    shown = " ".join(text.split())
+    words = text.split()
+    programs = [word for word in words if _UNSUPPORTED.fullmatch(word) and _system([word]) is None]
+    programs += [
+        f"trl {word}"
+        for before, word in pairwise(words)
+        if before == "trl" and word.isalpha() and word not in TRL_TRAINERS
+    ]
+    if programs:
+        known = _SUPPORTED.format(trl=", ".join(TRL_TRAINERS), openrlhf=", train_".join(OPENRLHF_TRAINERS))
+        return ConfigError(f"{programs[0]} is not supported.", remedy=f"{known} {_OWN}")
+    shown = " ".join(words)
     shown = f"'{shown[:80]}{'...' if len(shown) > 80 else ''}'" if shown else "The input"
     return ConfigError(f"{shown} has no command of verl, TRL or OpenRLHF.", remedy=_KNOWN)

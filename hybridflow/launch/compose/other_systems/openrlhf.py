@@ -14,6 +14,8 @@ from hybridflow.launch.compose.other_systems.translation import (
     System,
     Translation,
     in_quotes,
+    limit_of_both,
+    options_of,
     translated,
     translated_without,
 )
@@ -33,12 +35,13 @@ _ESTIMATORS = {
 _DEVICES_OF_A_NODE = 8
 
 
-def openrlhf_translation(trainer: str, options: Mapping[str, str]) -> Translation:
-    """Translates the arguments of `openrlhf.cli.train_TRAINER`."""
+def openrlhf_translation(trainer: str, options: Mapping[str, str], launch: Sequence[str]) -> Translation:
+    """Translates the arguments of `openrlhf.cli.train_TRAINER`. `launch` are the words before them."""
     given = {name.replace("-", "_"): value for name, value in options.items()}
     given.pop("local_rank", None)
     rules = {name: partial(rule, trainer) for name, rule in _RULES.items()}
-    always = ("batch", *(("estimator", "kl", "reward", "placement") if trainer == "ppo" else ()))
+    rules["devices"] = partial(_devices, launch)
+    always = ("batch", *(("estimator", "kl", "reward", "placement") if trainer == "ppo" else ("devices",)))
     system = System(OPENRLHF, rules, always)
     defaults = {**other_defaults(OPENRLHF), **other_defaults(f"{OPENRLHF} {trainer}")}
     if trainer == "ppo" and _estimator_name(Given(given, defaults)) != "ppo":
@@ -96,7 +99,9 @@ def _tokens(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Outco
 
 
 def _length(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Outcome]:
-    half = source.number("max_len", 2048) // 2
+    half = int(source.number("max_len", 2048)) // 2
+    if "max_len" in source.given:
+        yield Missing(f"max_len={2 * half}", limit_of_both(half, half))
     settings = {"data.max_prompt_tokens": half, "data.max_response_tokens": half, "data.truncation": "drop"}
     yield Here(names, settings)
 
@@ -129,6 +134,9 @@ def _reward(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Outco
         settings["reward.functions"] = functions
     if source.has("reward_pretrain"):
         settings["reward.model.path"] = in_quotes(source.text("reward_pretrain"))
+        own = source.has("critic_pretrain") or source.has("remote_rm_url") or source.has("agent_func_path")
+        if _estimator_name(source) == "ppo" and not own:  # OpenRLHF's critic begins as the first reward model
+            settings["critic.model.path"] = in_quotes(source.text("reward_pretrain").partition(",")[0])
     if not settings and not source.has("agent_func_path"):
         yield Missing("reward_pretrain", "no reward is given; set reward.functions or reward.model.path")
     yield Here(names, settings)
@@ -143,10 +151,11 @@ def _placement(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Ou
     if not names:
         yield NotNeeded(["the number of GPUs"], "set trainer.devices")
         return
-    nodes = source.number("actor_num_nodes", 1)
+    nodes, uses_vllm = source.number("actor_num_nodes", 1), source.number("vllm_num_engines") > 0
+    engine = {"rollout.engine": "vllm"} if uses_vllm else {}
     if source.is_true("colocate_all_models"):
         settings = {"trainer.devices": source.number("actor_num_gpus_per_node", 8), "trainer.nodes": nodes}
-        yield Here(names, settings)
+        yield Here(names, {**engine, **settings})
         return
     sizes, roles = {"actor": _size(source, "actor")}, {"actor": "actor"}
     if source.number("init_kl_coef"):
@@ -158,7 +167,7 @@ def _placement(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Ou
         is_shared = "critic" in sizes and source.is_true("colocate_critic_reward")
         roles["reward"] = "critic" if is_shared else "reward"
         sizes |= {} if is_shared else {"reward": _size(source, "reward")}
-    if source.number("vllm_num_engines"):
+    if uses_vllm:
         roles["rollout"] = "rollout"
         sizes["rollout"] = int(source.number("vllm_num_engines") * source.count("vllm_tensor_parallel_size", 1))
     total = sum(sizes.values())
@@ -167,8 +176,20 @@ def _placement(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Ou
         yield Missing("placement", f"the roles use {total} GPUs; set trainer.devices and trainer.nodes to as many")
     pools = ", ".join(f"{name}: {{devices: {size}}}" for name, size in sizes.items())
     placed = ", ".join(f"{role}: {pool}" for role, pool in roles.items())
-    where = {"trainer.devices": per_node, "trainer.nodes": total // per_node}
+    where = {**engine, "trainer.devices": per_node, "trainer.nodes": total // per_node}
     yield Here(names, {**where, "placement.pools": f"{{{pools}}}", "placement.roles": f"{{{placed}}}"})
+
+
+def _devices(launch: Sequence[str], source: Given, names: Sequence[str]) -> Iterator[Outcome]:
+    """The GPUs of deepspeed or torchrun; deepspeed takes all of the machine unless it is given their number."""
+    options = options_of(launch)
+    given = options.get("num_gpus") or options.get("nproc_per_node") or options.get("nproc-per-node")
+    nodes = options.get("num_nodes") or options.get("nnodes") or "1"
+    here = {"trainer.devices": given or "auto", **({"trainer.nodes": nodes} if nodes != "1" else {})}
+    if "include" in options or "hostfile" in options:
+        yield Missing("include" if "include" in options else "hostfile", "set trainer.devices and trainer.nodes")
+    elif given or "deepspeed" in launch:
+        yield Here((), here, because=f"the number of GPUs is {given}" if given else "deepspeed takes all GPUs")
 
 
 def _size(source: Given, role: str) -> int:

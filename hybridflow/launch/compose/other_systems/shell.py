@@ -1,37 +1,39 @@
 """The commands of a shell script, without running it: quotes, comments, variables, arrays, here-documents.
 
-What only a running shell knows (`$(date)`, `${NAME##*/}`, a variable that is set in an `if`) stays in a word as it is
-written, with its `$`.
+What only a running shell knows (`$(date)`, `${NAME##*/}`, a variable that is set in an `if` or by `read`) stays in a
+word as it is written, with its `$`.
 """
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from hybridflow.errors import ConfigError
+from hybridflow.launch.compose.other_systems.shell_arithmetic import computed, names_set
 
 _BEGIN, _END = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
 _WITHIN = ("then", "else", "elif", "do", "{", "}", "!", "time")
+_KEYWORDS = (*_BEGIN, *_END, *_WITHIN)
 _DECLARE = ("export", "declare", "local", "readonly", "typeset")
+_SETTERS = ("read", "mapfile", "readarray", "let", "unset", "getopts", "eval")
+"""Commands that set the variables that they name."""
+
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_BRACES = re.compile(r"([A-Za-z_]\w*)(?:(\[[@*]\])|(:?-)(.*))?", re.DOTALL)
+_BRACES = re.compile(r"([A-Za-z_]\w*|\d)(?:(\[[@*]\])|(:?-)(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ARGUMENTS = re.compile(r"[@*#?0-9]")
-_OPERATORS: Mapping[type, Callable] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+_ANSI = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
+_ESCAPE, _ESCAPES = re.compile(r"\\(.)", re.DOTALL), {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_LONGEST = 1_000_000
+"""The most characters of a word, and words of an array."""
 
 
 def commands(script: str, environment: Mapping[str, str]) -> list[list[str]]:
     """The words of each command of a script, with the variables that the script and the environment set.
 
-    Raises `ConfigError` for a quote or parenthesis that is not closed.
+    Raises `ConfigError` for a quote or parenthesis that is not closed, and for variables that grow beyond a million
+    characters.
     """
     return list(_Script(script, environment).commands())
 
@@ -48,6 +50,11 @@ class _Word:
 
     def add(self, text: str) -> None:
         self.text, self.is_begun = self.text + text, True
+        if max(len(self.text), len(self.parts)) > _LONGEST:
+            raise ConfigError(
+                f"A variable of the script grows beyond {_LONGEST:,} characters or words.",
+                remedy="Give the command that the script runs, instead of the script.",
+            )
 
     def add_divided(self, text: str) -> None:
         """Adds text that is divided at its spaces."""
@@ -74,7 +81,12 @@ class _Script:
         self._text = re.sub(r"\\[ \t]*\r?\n", " ", script.replace("\r\n", "\n"))
         self._at = 0
         self._values: dict[str, str | list[str]] = dict(environment)
-        self._depth = 0
+        self._blocks: list[tuple[str, dict[str, str | list[str]]]] = []
+        """Parentheses, braces, `if`, `for` and lists with `&&` that are not closed, and the variables before each."""
+
+        self._joins = False
+        """Whether the next command is joined to the last by an operator."""
+
         self._here: list[tuple[str, list[str]]] = []
         """Here-documents whose text begins on the next line: the word that ends it, and the command."""
 
@@ -82,9 +94,14 @@ class _Script:
         words: list[str] = []
         while self._at < len(self._text):
             character = self._text[self._at]
-            if character in "\n;&|()":
+            is_first = all(word in _KEYWORDS for word in words)
+            if character == "(" and is_first and self._text.startswith("((", self._at):
+                self._at += 2
+                self._forget(*names_set(self._balanced("(", ")", depth=2)))
+            elif character in "\n;&|()":
                 self._at += 1
                 yield from self._ended(words)
+                self._join(character, is_first=is_first)
                 words = []
                 if character == "\n":
                     self._read_documents()
@@ -95,30 +112,96 @@ class _Script:
             elif character in "<>":
                 self._redirect(words)
             else:
+                self._joins = False
                 words += self._words()
         yield from self._ended(words)
 
+    def _join(self, operator_text: str, *, is_first: bool) -> None:
+        """Begins and ends blocks whose assignments hold only in them, or only if the shell executes them."""
+        if operator_text in "&|" and self._text.startswith(("&", "|"), self._at):
+            operator_text += self._text[self._at]
+            self._at += 1
+        if operator_text == "(":
+            self._begin("(" if is_first else "f")  # f()
+        elif operator_text == ")":
+            _ = self._end("(") or self._end("f")
+        elif operator_text in ("&&", "||", "|", "|&"):
+            self._joins = True
+            if not self._blocks or self._blocks[-1][0] != "&&":
+                self._begin("&&")
+        elif not self._joins:
+            self._end("&&")
+
+    def _begin(self, sign: str) -> None:
+        self._blocks.append((sign, dict(self._values)))
+
+    def _end(self, sign: str) -> bool:
+        """Ends a block, if it is the innermost: a subshell keeps its variables to itself, others may have set them."""
+        if sign != "&&":
+            self._end("&&")
+        if not self._blocks or self._blocks[-1][0] != sign:
+            return False
+        before = self._blocks.pop()[1]
+        changed = [name for name in self._values if self._values[name] != before.get(name)]
+        if sign == "(":
+            self._values = before
+        else:
+            self._forget(*changed)
+        return True
+
+    def _is_conditional(self) -> bool:
+        """Whether only a running shell knows if this part of the script is executed."""
+        return any(sign == "if" for sign, _ in self._blocks)
+
+    def _forget(self, *names: str) -> None:
+        """Makes variables unknown, so that a word with one keeps its name and `$`."""
+        self._values.update({name: f"${name}" for name in names})
+
     def _ended(self, words: list[str]) -> Iterator[list[str]]:
         """A command, after its keywords and assignments, if anything is left of it."""
-        words = list(words)
-        while words and (words[0] in (*_BEGIN, *_END, *_WITHIN)):
+        words = words[2:] if words[:1] == ["function"] else list(words)
+        while words and words[0] in _KEYWORDS:
             word = words.pop(0)
-            self._depth += (word in _BEGIN) - (word in _END)
+            self._note_keyword(word)
             if word in ("for", "case", "select"):
                 if word != "case" and words:
                     self._values[words[0]] = f"${words[0]}"
                 return
         if words and words[0] in _DECLARE:
             words = [word for word in words[1:] if not word.startswith("-")]
-        while words and _ASSIGNED.fullmatch(words[0]):
-            self._assign(words.pop(0))
-        if words:
-            yield words
+        assigned = list(takewhile(_ASSIGNED.fullmatch, words))
+        words = words[len(assigned) :]
+        if not words:  # those before a command are for the command alone
+            for word in assigned:
+                self._assign(word)
+            return
+        self._note_set(words)
+        yield words
+
+    def _note_keyword(self, word: str) -> None:
+        """Begins or ends the block of a keyword."""
+        if word in _BEGIN:
+            self._begin("if")
+        elif word in _END:
+            self._end("if")
+        elif word == "{":
+            self._begin("{")
+            self._forget(*"123456789")  # the arguments of a function
+        elif word == "}":
+            self._end("{")
+
+    def _note_set(self, words: list[str]) -> None:
+        """Makes the variables unknown that a command sets."""
+        named = [word for word in words[1:] if not word.startswith("-")]
+        if (words[0] == "set" and (named or "--" in words)) or words[0] == "shift":
+            self._forget(*"123456789")
+        elif words[0] in _SETTERS or (words[0] == "printf" and words[1:2] == ["-v"]):
+            self._forget(*_NAME.findall(" ".join(named)))
 
     def _assign(self, word: str) -> None:
         name, more, value = _ASSIGNED.fullmatch(word).groups()  # pyright: ignore[reportOptionalMemberAccess]
         before = self._values.get(name, "")
-        self._values[name] = f"${name}" if self._depth else f"{before}{value}" if more else value
+        self._values[name] = f"${name}" if self._is_conditional() else f"{before}{value}" if more else value
 
     def _words(self) -> list[str]:
         """The words up to a space or an operator; an array is assigned."""
@@ -143,6 +226,12 @@ class _Script:
         elif character == "\\":
             word.add(self._text[self._at : self._at + 1])
             self._at += 1
+        elif character == "$" and (ansi := _ANSI.match(self._text, self._at)):
+            self._at = ansi.end()
+            is_known = all(sign in _ESCAPES for sign in _ESCAPE.findall(ansi[1]))
+            word.add(_ESCAPE.sub(lambda found: _ESCAPES[found[1]], ansi[1]) if is_known else f"${ansi[0]}")
+        elif character == "$" and self._text.startswith('"', self._at):
+            pass  # a text in quotes that may be translated into another language
         elif character == "$":
             self._expand(word, is_quoted=bool(_ASSIGNED.fullmatch(word.text)))
         elif character == "`":
@@ -183,7 +272,9 @@ class _Script:
             add(" ".join(value) if isinstance(value, list) else value)
         elif _ARGUMENTS.match(rest):
             self._at += 1
-            if is_quoted and not word.text:
+            if known := "" if rest[0] in "@*" else f"${rest[0]}" if rest[0] in "#?0" else self._values.get(rest[0]):
+                add(str(known))
+            elif is_quoted and not word.text:
                 word.is_begun = False  # "$@" without arguments is not a word
         else:
             add("$")
@@ -192,7 +283,7 @@ class _Script:
         add = word.add if is_quoted else word.add_divided
         found = _BRACES.fullmatch(inside)
         if found is None:
-            if not _ARGUMENTS.match(inside):
+            if inside not in ("@", "*"):
                 add(f"${{{inside}}}")
             return
         name, is_array, default_sign, default = found.groups()
@@ -217,11 +308,9 @@ class _Script:
 
     def _arithmetic(self, text: str) -> str:
         """`$((1024 * n))`; any other text than arithmetic of whole numbers stays."""
-        named = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(self._values.get(name[1]) or 0), text)
-        try:
-            return str(_computed(ast.parse(named.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError):
-            return f"$(({text}))"
+        self._forget(*names_set(text))
+        found = computed(text, self._values)
+        return f"$(({text}))" if found is None else found
 
     def _read_array(self, name: str, *, is_added: bool) -> None:
         self._at += 1
@@ -236,7 +325,7 @@ class _Script:
         self._at += 1
         before = self._values.get(name, []) if is_added else []
         known = before if isinstance(before, list) else [before]
-        if self._depth and elements:
+        if self._is_conditional() and elements:
             elements = [f"${{{name}[@]}}"]
         self._values[name] = [*known, *elements]
 
@@ -289,16 +378,6 @@ class _Script:
         if self._at >= len(self._text):
             raise _unclosed("quote or parenthesis")
         return self._text[self._at]
-
-
-def _computed(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_computed(node.left), _computed(node.right))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_computed(node.operand)
-    raise ValueError
 
 
 def _unclosed(what: str) -> ConfigError:

@@ -1,6 +1,7 @@
 """Settings of another system as settings of hybridflow."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,13 @@ NO_CRITIC = "the algorithm has no critic"
 NOT_GIVEN = ""
 """The value of a setting that nobody gave."""
 
+_OPTION = re.compile(r"--?[A-Za-z]")
 _FIRST = ("model", "data", "algorithm", "dataflow", "dataflow_settings", "reward", "rollout", "actor", "critic")
 """Sections in the order in which a translated command has them; the others follow."""
+
+
+_LONGEST_SHOWN = 200
+"""The most characters of a value in what is said of it."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ def translated(system: System, given: Mapping[str, str], defaults: Mapping[str, 
     """Translates settings of a system. A value with an unknown part of the shell (`$(date)`) is missing."""
     source = Given({name: value for name, value in given.items() if "$" not in value}, defaults)
     outcomes: list[Outcome] = [
-        Missing(name, f"its value {value} is not known without running the script; give the value itself")
+        Missing(name, f"its value {_brief(value)} is not known without running the script; give the value itself")
         for name, value in given.items()
         if "$" in value
     ]
@@ -159,7 +165,7 @@ def translated(system: System, given: Mapping[str, str], defaults: Mapping[str, 
         settings,
         [(theirs, here) for theirs, here in lines if theirs != here],
         [NotNeeded([*map(system.key_of, names)], reason) for names, reason in unneeded if names],
-        [Missing(system.key_of(found.name), found.reason) for found in outcomes if isinstance(found, Missing)],
+        [Missing(_brief(system.key_of(found.name)), found.reason) for found in outcomes if isinstance(found, Missing)],
     )
 
 
@@ -171,6 +177,10 @@ def translated_without(
     found = translated(system, used, {name: value for name, value in defaults.items() if name not in names})
     unused = [name for name in names if name in given]
     return replace(found, not_needed=[*found.not_needed, *([NotNeeded(unused, reason)] if unused else [])])
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def typed(value: object) -> str:
@@ -199,6 +209,27 @@ def as_list(text: str) -> list[str]:
     except (yaml.YAMLError, ValueError):
         found = text
     return [str(item) for item in found] if isinstance(found, list) else [text]
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """`--name value ...`, `--name=value` and `--switch`, by name; several values are joined by commas."""
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if _OPTION.match(word):
+            name, equals, value = word.lstrip("-").partition("=")
+            found[name] = [value] if equals else []
+        elif name:
+            found[name].append(word.rstrip(","))
+    return {name: ",".join(values) if values else "true" for name, values in found.items()}
+
+
+def limit_of_both(prompt: int, response: int) -> str:
+    """Why a limit of prompt and response together is not translated."""
+    return (
+        f"it limits prompt and response together, hybridflow each of them: here {prompt} and {response} tokens; set"
+        " data.max_prompt_tokens and data.max_response_tokens to what the data need"
+    )
 
 
 def _group(row: OtherName, name: str) -> str:

@@ -19,6 +19,7 @@ from hybridflow.launch.compose.other_systems.translation import (
     System,
     Translation,
     in_quotes,
+    limit_of_both,
     translated,
 )
 
@@ -141,8 +142,10 @@ def _length(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Outco
     if trainer in _SAMPLING:
         yield Here(names, {"data.max_prompt_tokens": source.text("max_prompt_length"), "data.truncation": "left"})
         return
-    total = source.number("max_length", 1024)
-    prompt = source.number("max_prompt_length", total // 2)
+    total = int(source.number("max_length", source.number("max_seq_length", 1024)))
+    prompt = int(source.number("max_prompt_length", total // 2))
+    if {"max_length", "max_seq_length"} & source.given.keys() and not source.has("max_prompt_length"):
+        yield Missing(f"max_length={total}", limit_of_both(prompt, total - prompt))
     limits = {"data.max_prompt_tokens": prompt, "data.max_response_tokens": total - prompt}
     yield Here(names, {**limits, "data.truncation": "right"})
 

@@ -1,5 +1,6 @@
 """Settings of verl that are translated together."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -26,6 +27,7 @@ _OVERLONG = (
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "custom_reward_function.overlong_buffer",
 )
+_DEFAULT_FUNCTION = "gsm8k"
 _KWARGS = "custom_reward_function.reward_kwargs"
 _MEGATRON = re.compile(r"(actor|critic)\.megatron\.")
 
@@ -64,9 +66,30 @@ def _estimator(source: Given, names: Sequence[str]) -> Iterator[Outcome]:
                 f"{_FILTER}.max_num_gen_batches={batches}",
                 "a step draws a limited number of batches; set dataflow_settings.max_refills",
             )
-        settings |= {"dataflow": "dapo", "dataflow_settings.max_refills": max(batches - 1, 0)}
+        prompts, drawn = source.count("data.train_batch_size"), source.number("data.gen_batch_size")
+        refills = math.ceil(batches * (drawn or prompts) / prompts) - 1  # which draw data.batch_size prompts each
+        settings |= {"dataflow": "dapo", "dataflow_settings.max_refills": max(refills, 0)}
         settings |= {"dataflow_settings.overlong_buffer": 0.0} | dict(_punishment(source))
+        yield from _metric(source)
+    elif source.number("data.gen_batch_size") not in (0, source.number("data.train_batch_size")):
+        yield Missing(
+            f"data.gen_batch_size={source.text('data.gen_batch_size')}",
+            "without filter_groups, verl's batches have this size; set data.batch_size",
+        )
     yield Here(names, settings)
+
+
+def _metric(source: Given) -> Iterator[Outcome]:
+    """The scores of which filtered groups must have several; those of DAPO here are without its punishment."""
+    name = f"{_FILTER}.metric"
+    is_punished = any(source.is_true(f"{section}.enable") for section in _OVERLONG)
+    is_sum = source.text(name) == "seq_reward" and is_punished
+    if is_sum or (
+        source.text(name) == "seq_final_reward" and (is_punished or source.is_true("algorithm.use_kl_in_reward"))
+    ):
+        yield Missing(f"{name}={source.text(name)}", "groups are compared by their scores, without penalties")
+    elif source.has(name):
+        yield NotNeeded([name], "groups are compared by their scores, without the punishment of long responses")
 
 
 def _punishment(source: Given) -> Iterator[tuple[str, object]]:
@@ -201,13 +224,17 @@ def _reward(source: Given, names: Sequence[str]) -> Iterator[Outcome]:
             yield Missing("reward_model.enable=True", f"{model} is not given; use reward.model.path")
         settings["reward.model.path"] = source.text(model)
     else:
-        functions.append("gsm8k")
+        functions.append(_DEFAULT_FUNCTION)
     for section in _OVERLONG if not source.is_true(f"{_FILTER}.enable") else ():
         if source.is_true(f"{section}.enable"):
             functions.append("overlong")
             settings["reward.settings.overlong.buffer_tokens"] = int(source.number(f"{section}.len"))
             settings["reward.settings.overlong.penalty"] = source.number(f"{section}.penalty_factor", 1)
-    yield Here(names, {"reward.functions": functions, **settings} if functions else settings, because=_BY_SOURCE)
+    if functions[:1] == [_DEFAULT_FUNCTION]:
+        yield Here((), {"reward.functions": functions}, because=_BY_SOURCE)
+    elif functions:
+        settings["reward.functions"] = functions
+    yield Here(names, settings)
 
 
 _BY_SOURCE = "no reward function (verl selects one by the data_source of a row; gsm8k compares final answers)"

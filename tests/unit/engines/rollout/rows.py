@@ -4,10 +4,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.engines.rollout.requests import Responses, make_requests
+from hybridflow.engines.rollout.transformers.decode import Decoding
+from hybridflow.engines.rollout.transformers.fixed import FixedMemory
 from hybridflow.parallel.boxes import intersection, slices_within
 from hybridflow.parallel.layout import WeightShard
 from tests.toys import token_rows
@@ -48,10 +52,30 @@ def responses(batch: Batch) -> list[list[int]]:
     return [row.tolist() for row in batch.tokens("response_ids").rows()]
 
 
+def decoded(
+    model: PreTrainedModel,
+    prompts: Batch,
+    sampling: Sampling,
+    *,
+    tokens: int,
+    ends: tuple[int, ...],
+    memory: FixedMemory | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Responses:
+    """The responses of one `Decoding` of all prompts, with seed 3."""
+    requests = make_requests(prompts, sampling, max_response_tokens=tokens, seed=3, version=0, first_number=0)
+    decoding = Decoding(model, requests, eos_token_ids=ends, memory=memory, tokenizer=tokenizer)
+    decoding.check()
+    while decoding.num_unfinished:
+        decoding.advance()
+        decoding.check()
+    return Responses.concat(decoding.take())
+
+
 @torch.no_grad()
 def write_slots(engine: RolloutEngine, shards: Iterable[WeightShard]) -> None:
     """Copies what each shard and the slot of its name have in common, as a transfer does."""
-    engine.weights_changing()
+    engine.pause()
     slots = engine.weight_slots()
     for shard in shards:
         slot = slots.get(shard.name)

@@ -9,15 +9,13 @@ from transformers import PreTrainedModel
 
 from hybridflow.batch import Batch
 from hybridflow.config.rollout import Sampling
-from hybridflow.engines.rollout.sampling import row_keys, uniform_draws
-from hybridflow.engines.rollout.stop_strings import StopSearch
+from hybridflow.engines.rollout.requests import Responses
 from hybridflow.engines.rollout.transformers.attention import use_decoding_attention
-from hybridflow.engines.rollout.transformers.decode import Decoded, decode
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory, Run, bucket_of
 from hybridflow.engines.rollout.transformers.graphs import can_be_captured, run_eagerly
 from hybridflow.models.tokenizers import load_tokenizer
 from tests.toys import toy_model
-from tests.unit.engines.rollout.rows import prompt_rows
+from tests.unit.engines.rollout.rows import decoded, prompt_rows
 
 EXACT = 1e-5
 """float32: sums over masked places as well, in another order; another token's differs by 1e-1 and more."""
@@ -31,37 +29,33 @@ def decoder(model: PreTrainedModel) -> PreTrainedModel:
 
 def drawn(
     model: PreTrainedModel, prompts: Batch, tokens: int, sampling: Sampling, ends: tuple[int, ...], memory=None
-) -> Decoded:
-    uniforms = uniform_draws(row_keys(3, prompts.row("uid"), prompts.row("sample_index")), tokens)
-    return decode(model, prompts.tokens("prompt_ids"), uniforms, sampling, eos_token_ids=ends, memory=memory)
+) -> Responses:
+    return decoded(model, prompts, sampling, tokens=tokens, ends=ends, memory=memory)
 
 
 def test_stop_strings_end_rows_at_fixed_addresses_as_in_the_plain_loop(toy_dir):
     model, tokenizer = decoder(toy_model("llama")), load_tokenizer(toy_dir("llama"))
     prompts = prompt_rows(samples=8)
-    ids, keys = prompts.tokens("prompt_ids"), row_keys(3, prompts.row("uid"), prompts.row("sample_index"))
 
-    def ended(stop: list[str], memory: FixedMemory | None) -> Decoded:
-        search = StopSearch(tokenizer, stop, ids)
-        uniforms = uniform_draws(keys, 90)
-        return decode(model, ids, uniforms, Sampling(), eos_token_ids=(9,), memory=memory, search=search)
+    def ended(stop: list[str], memory: FixedMemory | None) -> Responses:
+        return decoded(model, prompts, Sampling(stop=stop), tokens=90, ends=(9,), memory=memory, tokenizer=tokenizer)
 
     memory = FixedMemory(model, lambda: run_eagerly)
-    common = drawn(model, prompts, 90, Sampling(), ()).tokens.flatten().bincount(minlength=64).topk(2).indices
+    common = drawn(model, prompts, 90, Sampling(), ()).tokens.values.bincount(minlength=64).topk(2).indices
     first, second = (str(tokenizer.decode(token)) for token in common)
     for stop in ([first], [first + second, first + first]):
         expected = ended(stop, None)
         assert_same(ended(stop, memory), expected)
-        by_text = expected.tokens.gather(1, expected.lengths[:, None] - 1)[:, 0] != 9
-        assert 3 < int((by_text & ~expected.truncated).sum()) < 48 and len(set(expected.lengths.tolist())) > 6
+        by_text = torch.tensor([int(row[-1]) != 9 for row in expected.tokens.rows()])
+        lengths = expected.tokens.lengths.tolist()
+        assert 3 < int((by_text & ~expected.truncated).sum()) < 48 and len(set(lengths)) > 6
 
 
-def assert_same(found: Decoded, expected: Decoded) -> None:
-    assert torch.equal(found.lengths, expected.lengths)
+def assert_same(found: Responses, expected: Responses) -> None:
+    assert torch.equal(found.tokens.lengths, expected.tokens.lengths)
     assert torch.equal(found.truncated, expected.truncated)
-    within = torch.arange(expected.tokens.shape[1]) < expected.lengths[:, None]
-    assert torch.equal(found.tokens[within], expected.tokens[within])
-    assert float((found.logprobs - expected.logprobs)[within].abs().max()) < EXACT
+    assert torch.equal(found.tokens.values, expected.tokens.values)
+    assert float((found.logprobs.values - expected.logprobs.values).abs().max()) < EXACT
 
 
 RESTRICTED = Sampling(temperature=0.7, top_k=9, top_p=0.8)
@@ -103,7 +97,7 @@ def test_rows_leave_for_smaller_buckets_tokens_get_more_room_and_memory_is_laid_
     assert {kind[1] for kind in kinds} >= {128, 256}
     assert all(left[0] >= right[0] and left[1] <= right[1] for left, right in pairwise(kinds))
     # Flags come a look late, and a finished row stays for a look more at most.
-    assert len(runs[-1]) <= int(expected.lengths.max()) + 2 * 16
+    assert len(runs[-1]) <= int(expected.tokens.lengths.max()) + 2 * 16
     before = [region.data_ptr() for region in memory._regions]
     few = prompts.slice(0, 8)
     assert_same(drawn(model, few, 150, Sampling(), ends, memory), drawn(model, few, 150, Sampling(), ends))

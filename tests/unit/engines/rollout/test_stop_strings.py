@@ -1,12 +1,10 @@
 """Stop strings in tokens that are bytes, where a character takes several."""
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.engines.rollout.stop_strings import StopSearch, check_reads_text
 from hybridflow.errors import ConfigError
@@ -38,33 +36,28 @@ def by_bytes() -> PreTrainedTokenizerFast:
 def test_the_token_that_completes_a_stop_string_is_found_however_the_tokens_arrive(
     by_bytes, text, stop, length, pieces
 ):
-    """Also where the other row ends earlier or not at all."""
     ids = by_bytes(text)["input_ids"]
-    tokens = torch.zeros(2, len(ids), dtype=torch.int64)
-    tokens[1] = torch.tensor(ids)
-    search = StopSearch(by_bytes, stop, Ragged.from_rows([[65], [66, 195]], torch.int64))
-    count, is_unfinished = 0, torch.ones(2, dtype=torch.bool)
+    search, count = StopSearch(by_bytes, stop, [66, 195]), 0
     while count < len(ids):
-        count = min(len(ids), count + pieces[count % len(pieces)])
-        is_unfinished = search.read(torch.arange(2), tokens, count)
-    assert is_unfinished.tolist() == [True, length is None]
-    assert search.lengths(99).tolist() == [99, length or 99]
+        end = min(len(ids), count + pieces[count % len(pieces)])
+        search.read(ids[count:end])
+        count = end
+    assert search.length == length
 
 
 def test_the_text_of_a_prompt_that_ends_inside_a_character_is_not_searched(by_bytes):
     prompt, response = by_bytes("end ü")["input_ids"], by_bytes(" and end")["input_ids"]
-    search = StopSearch(by_bytes, ["end"], Ragged.from_rows([prompt[:-1]], torch.int64))
-    ids = torch.tensor([[prompt[-1], *response]])
-    assert not search.read(torch.tensor([0]), ids, ids.shape[1]).item()
-    assert search.lengths(0).tolist() == [ids.shape[1]]
+    search = StopSearch(by_bytes, ["end"], prompt[:-1])
+    search.read([prompt[-1], *response])
+    assert search.length == 1 + len(response)
 
 
 def test_bytes_that_are_no_text_do_not_end_the_search(by_bytes):
     wrong = [by_bytes.convert_tokens_to_ids(letter) for letter in sorted(ByteLevel.alphabet())][128:250]
-    ids = torch.tensor([[*wrong, *reversed(wrong), *by_bytes("stop")["input_ids"]]])
-    search = StopSearch(by_bytes, ["stop"], Ragged.from_rows([[65]], torch.int64))
-    assert not search.read(torch.tensor([0]), ids, ids.shape[1]).item()
-    assert search.lengths(0).tolist() == [ids.shape[1]]
+    tokens = [*wrong, *reversed(wrong), *by_bytes("stop")["input_ids"]]
+    search = StopSearch(by_bytes, ["stop"], [65])
+    search.read(tokens)
+    assert search.length == len(tokens)
 
 
 def test_evaluation_and_greedy_baselines_end_like_the_training_samples_unless_set():

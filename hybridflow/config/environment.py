@@ -1,0 +1,58 @@
+"""Settings of the environment."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any, ClassVar
+
+from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1
+from hybridflow.config.section import Section
+
+
+class Credit(Enum):
+    """Where the rewards of an episode count."""
+
+    outcome = "outcome"
+    turn = "turn"
+
+
+@dataclass
+class EnvironmentSettings(Section):
+    """The environment in which the model acts: a conversation of several turns for each prompt."""
+
+    word: ClassVar[str | None] = "name"
+    """See `Section.word`."""
+
+    name: str | None = None
+    """A built-in name (guess_number, calculator, frozen_lake, kuhn_poker), or a class or coroutine of your own as
+    `path/file.py:name` or `my_package.name`. null: the model answers each prompt once."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+    max_turns: Annotated[int, AT_LEAST_1] = 8
+    """Maximum number of replies of the model in an episode."""
+
+    max_turn_tokens: Annotated[int | None, AT_LEAST_1] = None
+    """Maximum number of tokens of a reply; null divides `data.max_response_tokens`, which is the limit of a whole
+    episode after its first prompt, by `max_turns`."""
+
+    credit: Credit = Credit.outcome
+    """outcome: the last token gets the return of the episode. turn: the last token of each reply gets the reward after
+    it, for estimators of rewards per token; with `algorithm.gamma` below 1, later rewards are discounted per token."""
+
+    processes: Annotated[int | None, AT_LEAST_0] = None
+    """Number of processes per rollout rank, each of which runs one episode at a time. 0: episodes run in the rollout's
+    own process, without time limits. null: 0 for built-in environments, otherwise 16."""
+
+    step_seconds: Annotated[float, ABOVE_0] = 30.0
+    """Time limit of a step of the environment."""
+
+    episode_seconds: Annotated[float, ABOVE_0] = 600.0
+    """Time limit of all steps of an episode together, without the time of the model."""
+
+    retries: Annotated[int, AT_LEAST_0] = 2
+    """How often an episode starts again after its process died, exceeded a time limit, or raised an `OSError`."""
+
+    error_budget: Annotated[int, AT_LEAST_0] = 0
+    """Number of episodes per rollout rank that may fail in spite of retries before the run stops. Failed episodes are
+    not trained on."""

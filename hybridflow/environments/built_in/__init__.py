@@ -1,0 +1,1 @@
+"""Environments that come with the package, small enough for a model that learns in minutes on a CPU."""

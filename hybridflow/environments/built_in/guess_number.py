@@ -1,0 +1,41 @@
+"""Guess the number: only a policy that remembers earlier answers finds it."""
+
+import random
+import re
+from collections.abc import Mapping
+
+_NUMBER = re.compile(r"\d+")
+
+
+class GuessNumber:
+    """The model guesses a number from 1 to `highest`, at most `guesses` times, and learns if it is lower or higher.
+
+    The reward of the last step is 1 for the right number, less `cost` for each guess before it, and 0 if it is never
+    found. Bisection is optimal. A reply without a number counts as a wrong guess.
+    """
+
+    def __init__(self, highest: int = 15, guesses: int = 6, cost: float = 0.1) -> None:
+        self._highest, self._guesses, self._cost = highest, guesses, cost
+        self._number = 0
+        self._asked = 0
+
+    def reset(self, row: Mapping[str, object], *, seed: int) -> str | None:
+        """Draws the number from the seed; a row with `number` gives it."""
+        number = row.get("number")
+        self._number = int(str(number)) if number is not None else random.Random(seed).randint(1, self._highest)
+        self._asked = 0
+        return None
+
+    def step(self, action: str) -> tuple[str, float, bool, dict]:
+        """Whether the number is lower or higher than the first number in the reply."""
+        self._asked += 1
+        found = _NUMBER.search(action[:20])
+        guess = int(found[0]) if found else None
+        info = {"is_found": guess == self._number, "guesses": self._asked}
+        if guess == self._number:
+            return "right", max(0.0, 1.0 - self._cost * (self._asked - 1)), True, info
+        if self._asked == self._guesses:
+            return "over", 0.0, True, info
+        if guess is None:
+            return "number?", 0.0, False, info
+        return "lower" if self._number < guess else "higher", 0.0, False, info

@@ -1,0 +1,158 @@
+"""The text of conversations: how a prompt begins, and what is appended to it after each reply."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from transformers import PreTrainedTokenizerBase
+
+from hybridflow.data.chat_template import rendered, with_limits
+from hybridflow.data.conversations import common_length
+from hybridflow.data.tokenization import text_token_ids
+from hybridflow.environments.interface import Message, Tool
+
+REPLY = "zReplyOfTheModelz"
+THOUGHT = "zThoughtOfTheModelz"
+"""Placeholders for sampled text. The text of a reply is never rendered, because its token ids are known."""
+
+
+class Continuation(StrEnum):
+    """How the chat template continues a conversation after a reply.
+
+    append: a reply that ends with the end-of-turn token is followed by the next messages.
+    bridge: further text of the template, such as a newline, must be inserted between them.
+    fork: the template renders earlier turns differently once others follow, so each turn needs a new prompt.
+    """
+
+    append = "append"
+    bridge = "bridge"
+    fork = "fork"
+
+
+@dataclass(frozen=True)
+class TemplateCheck:
+    """The finding about a chat template."""
+
+    continuation: Continuation
+    detail: str = ""
+    """The inserted text (bridge), or the first difference (fork)."""
+
+    drops_thoughts: bool = False
+    """Whether the template drops `<think>...</think>` from earlier replies, so that such a reply forks."""
+
+
+class ConversationFormat:
+    """Renders conversations by the tokenizer's chat template or, with `is_chat=False`, by concatenating the contents.
+
+    `end_ids` are the tokens that end a response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, is_chat: bool) -> None:
+        self._tokenizer = tokenizer
+        self._is_chat = is_chat
+        self.end_ids = frozenset(end_ids)
+        self._end_texts = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self.end_ids)]
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
+        """The text of a conversation up to where the next reply begins."""
+        if not self._is_chat:
+            return "".join(str(message["content"]) for message in messages)
+        return rendered(messages, self._tokenizer, add_generation_prompt=True, tools=tools)
+
+    def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Token ids of a whole prompt, for a conversation without a reply whose tokens are known."""
+        text = self.prompt_text(messages, tools)
+        return self._ids(text, add_special_tokens=not self._is_chat)
+
+    def continuation_ids(self, before: str, after: str, reply: Message, *, last_id: int) -> list[int] | None:
+        """Token ids between a reply and the next one; None if the template has changed the text up to the reply.
+
+        `before` is the text of the prompt that was replied to, and `after` that of the prompt that follows, both with
+        placeholders for replies; `reply` is the placeholder of this one. `last_id` is the last token of the reply: if
+        the continuation begins with it because it ends a turn, it is not repeated.
+        """
+        text = self._continuation(before, after, reply)
+        if text is None:
+            return None
+        has_ended = last_id in self.end_ids
+        ids = self._ids(text.lstrip() if has_ended else text, add_special_tokens=False)
+        if not has_ended:
+            return ids
+        return ids[1:] if ids[:1] == [last_id] else self._ids(text, add_special_tokens=False)
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        """The text of a reply without the token that ended it; other special tokens are kept, for parsers."""
+        kept = ids[:-1] if len(ids) and ids[-1] in self.end_ids else ids
+        text = self._tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str), f"one sequence decoded to {type(text)}"
+        return text
+
+    def check(self) -> TemplateCheck:
+        """How the template continues a conversation, found with conversations of three replies.
+
+        Raises `DataError` if the tokenizer has no chat template, or if the template refuses these conversations.
+        """
+        if not self._is_chat:
+            return TemplateCheck(Continuation.append)
+        (found,) = with_limits(lambda _: self._found(), [None])
+        return TemplateCheck(Continuation(found[0]), *found[1:])
+
+    def _found(self) -> tuple[str, str, bool]:
+        plain, thinking = placeholder("a reply"), placeholder("<think>a thought</think>a reply")
+        difference = self._difference(plain)
+        if difference:
+            return Continuation.fork, difference, True
+        turns: list[Message] = [{"role": "user", "content": "first"}]
+        following = self.prompt_text([*turns, plain, {"role": "user", "content": "next"}])
+        text = (self._continuation(self.prompt_text(turns), following, plain) or "").lstrip()
+        text = next((text.removeprefix(end) for end in self._end_texts if text.startswith(end)), text)
+        bridge = text[: len(text) - len(text.lstrip())]
+        kind = Continuation.bridge if bridge else Continuation.append
+        return kind, repr(bridge) if bridge else "", bool(self._difference(thinking))
+
+    def _difference(self, reply: Message) -> str:
+        """The change that the template makes to a conversation with three such replies; empty if there is none."""
+        turns: list[Message] = [{"role": "user", "content": "first"}]
+        for _ in range(3):
+            before = self.prompt_text(turns)
+            turns += [reply, {"role": "user", "content": "next"}]
+            after = self.prompt_text(turns)
+            if self._continuation(before, after, reply) is None:
+                whole = f"{before}{reply['content']}"
+                same = common_length(whole, after)
+                start = max(same - 20, 0)
+                return f"{whole[start : same + 30]!r} becomes {after[start : same + 30]!r}"
+        return ""
+
+    def _continuation(self, before: str, after: str, reply: Message) -> str | None:
+        thinks, calls_tools = THOUGHT in str(reply["content"]), "tool_calls" in reply
+        rest = after[len(before) :].lstrip()
+        if not after.startswith(before) or REPLY not in rest:
+            return None
+        if not rest.startswith(REPLY) and not thinks and not calls_tools:
+            return None
+        head, _, rest = rest.partition(REPLY)
+        if thinks and THOUGHT not in head:
+            return None
+        if not calls_tools:
+            return rest
+        ends = [rest.find(end) for end in self._end_texts if end in rest]
+        return rest[min(ends) :] if ends else None
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return text_token_ids([text], self._tokenizer, add_special_tokens=add_special_tokens)[0]
+
+
+def placeholder(text: str, num_calls: int = 0) -> Message:
+    """The message that stands for a reply with this text, in which `num_calls` tool calls were found."""
+    thought = ""
+    if "</think>" in text:
+        thought = f"{'<think>' if '<think>' in text else ''}\n{THOUGHT}\n</think>\n\n"
+    if not num_calls:
+        return {"role": "assistant", "content": thought + REPLY}
+    return {"role": "assistant", "content": thought, "tool_calls": [tool_call(REPLY, {}, i) for i in range(num_calls)]}
+
+
+def tool_call(name: str, arguments: Mapping[str, object], index: int) -> dict[str, object]:
+    """A tool call in the form that chat templates expect; Mistral's requires ids of nine letters or digits."""
+    return {"id": f"call{index:05}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}

@@ -1,0 +1,152 @@
+"""Runs one episode as a coroutine, which asks for replies, and turns what user code returns or raises into events."""
+
+import inspect
+import json
+import math
+from collections.abc import Awaitable, Mapping
+from numbers import Real
+
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.user_code import described, ending_forks
+from hybridflow.environments.interface import EpisodeOver, Failed, Finished, Message, Model, Observation, Start
+from hybridflow.environments.loading import LoadedEnvironment, made
+from hybridflow.environments.tools import Toolbox
+from hybridflow.errors import EpisodeError, HybridflowError
+
+_STEP = "return observation, reward, done, info"
+
+
+async def run_episode(
+    environment: LoadedEnvironment, config: EnvironmentSettings, start: Start, model: Model
+) -> Finished | Failed:
+    """Plays an episode to its end; whatever user code raises becomes a `Failed`."""
+    try:
+        return await _played(environment, config, start, model)
+    except _Interrupted as error:
+        return Failed(error.message, is_infrastructure=True)
+    except HybridflowError as error:
+        return Failed(f"{error.message} {error.remedy}")
+
+
+class _Interrupted(EpisodeError):
+    """An `OSError` of user code, such as a lost connection: another attempt may succeed."""
+
+
+async def _played(environment: LoadedEnvironment, config: EnvironmentSettings, start: Start, model: Model) -> Finished:
+    try:
+        with ending_forks():
+            play = _play_coroutine if environment.is_coroutine else _play_steps
+            return await play(environment, config, start, model)
+    except HybridflowError:
+        raise
+    except (Exception, SystemExit) as error:
+        kind = _Interrupted if isinstance(error, OSError) else EpisodeError
+        raise kind(
+            f"it raised {described(error, callers={__file__})}.",
+            remedy="Let it return what it knows, or fix it.",
+        ) from error
+
+
+async def _play_coroutine(
+    environment: LoadedEnvironment, config: EnvironmentSettings, start: Start, model: Model
+) -> Finished:
+    seed = {"seed": start.seed} if environment.takes_seed else {}
+    try:
+        answer = await _awaited(environment.make(model, start.row, **seed, **config.settings))
+    except EpisodeOver as over:
+        return Finished([0.0] * model.num_replies, {"over": str(over)})
+    reward, info = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
+    number = _number(reward, "the coroutine", "Return the reward as a number, or (reward, info).")
+    return Finished([*[0.0] * (model.num_replies - 1), number], _plain(info))
+
+
+async def _play_steps(
+    environment: LoadedEnvironment, config: EnvironmentSettings, start: Start, model: Model
+) -> Finished:
+    own: object = made(environment, config)
+    toolbox = Toolbox.of(vars(type(own)).get("tools", vars(own).get("tools", ())), own)
+    rewards: list[float] = []
+    try:
+        seed = {"seed": start.seed} if environment.takes_seed else {}
+        first = await _called(own, "reset", start.row, **seed)
+        prompt = start.row["prompt"] if first is None else first
+        is_chat = isinstance(start.row["prompt"], list)
+        messages = _messages(prompt, "reset", is_chat=is_chat)
+        while True:
+            reply = await model.reply(messages, tools=toolbox.schemas)
+            messages.append(reply.message)
+            if reply.calls:
+                messages += toolbox.answers(reply.calls)
+                rewards.append(0.0)
+                continue
+            observation, reward, done, info = _checked_step(await _called(own, "step", reply.text))
+            rewards.append(reward)
+            if done:
+                return Finished(rewards, info)
+            messages += _messages(observation, "step", is_chat=is_chat)
+    except EpisodeOver as over:
+        return Finished([*rewards, *[0.0] * (model.num_replies - len(rewards))], {"over": str(over)})
+    finally:
+        if inspect.getattr_static(own, "close", None) is not None:
+            await _called(own, "close")
+
+
+async def _called(owner: object, method: str, *arguments: object, **named: object) -> object:
+    return await _awaited(getattr(owner, method)(*arguments, **named))
+
+
+async def _awaited(answer: object) -> object:
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _messages(observation: object, method: str, *, is_chat: bool) -> list[Message]:
+    """An observation as messages. Raises `EpisodeError` if it is neither text nor messages."""
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    if isinstance(observation, list) and observation and is_chat:
+        if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in observation):
+            return [{"content": "", **message} for message in observation]
+    wanted = "text or messages" if is_chat else "text, since the prompt of its row is text"
+    raise EpisodeError(
+        f"its method '{method}' returned {_shown(observation)} as the observation, not {wanted}.",
+        remedy="Return what the model is to read next." if method == "step" else "Return the first prompt, or None.",
+    )
+
+
+def _checked_step(answer: object) -> tuple[Observation, float, bool, dict]:
+    """The four values of a step. Gymnasium's five are accepted; raises `EpisodeError` for anything else."""
+    if not isinstance(answer, tuple) or len(answer) not in (4, 5):
+        what = f"{len(answer)} values" if isinstance(answer, tuple) else _shown(answer)
+        raise EpisodeError(f"its method 'step' returned {what}, not four values.", remedy=f"Write '{_STEP}'.")
+    observation, reward, *ends, info = answer
+    for end in ends:
+        if not isinstance(end, bool | int) and type(end).__name__ not in ("bool_", "bool"):
+            raise EpisodeError(
+                f"its method 'step' returned done={_shown(end)}, not True or False.", remedy=f"Write '{_STEP}'."
+            )
+    return observation, _number(reward, "step", f"Write '{_STEP}'."), any(map(bool, ends)), _plain(info)
+
+
+def _number(value: object, of: str, remedy: str) -> float:
+    """A finite number; raises `EpisodeError` for anything else, such as the text that some games return on failure."""
+    if isinstance(value, Real) and math.isfinite(value):
+        return float(value)
+    raise EpisodeError(f"{of} returned the reward {_shown(value)}, not a finite number.", remedy=remedy)
+
+
+def _plain(info: object) -> dict:
+    """The information of a step without what JSON cannot represent."""
+    if not isinstance(info, Mapping):
+        raise EpisodeError(f"it returned info={_shown(info)}, not a dictionary.", remedy=f"Write '{_STEP}'.")
+    plain = {}
+    for name, value in info.items():
+        if isinstance(value, bool | int | float | str):
+            plain[str(name)] = value
+        elif isinstance(value, Real):
+            plain[str(name)] = float(value)
+    return json.loads(json.dumps(plain))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text[:60]} of type {type(value).__name__}" if value is not None else "None"

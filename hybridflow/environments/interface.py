@@ -1,0 +1,135 @@
+"""The interface of environments, and the messages between an episode and the rollout."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+Message = dict[str, object]
+"""A role and its content, as in `{"role": "user", "content": "Hello"}`; a reply may also have `tool_calls`."""
+
+Tool = dict[str, object]
+"""The JSON schema of a tool, as chat templates expect it."""
+
+Observation = str | list[Message] | None
+"""Text or messages for the model; text becomes a message of the user if the prompt is a conversation."""
+
+
+class Environment(Protocol):
+    """A game or task that the model acts in, one object per episode. Any of the methods may be a coroutine function.
+
+    An attribute `tools`, a list of typed functions with docstrings, offers tools: the model's calls are answered by
+    them, and only replies without a call become a step. `close` is optional.
+
+        class Guess:
+            def reset(self, row, *, seed):
+                self.number = random.Random(seed).randint(1, 100)
+
+            def step(self, action):
+                ...
+                return "lower", 0.0, False, {}
+    """
+
+    def reset(self, row: Mapping[str, object], *, seed: int) -> Observation:
+        """Starts the episode of a row of the data. Returns the first prompt; None keeps the prompt of the row.
+
+        Samples of one prompt get the same seed.
+        """
+        ...
+
+    def step(self, action: str) -> tuple[Observation, float, bool, dict]:
+        """The answer to a reply: observation, reward, whether the episode is done, and further information."""
+        ...
+
+    def close(self) -> None:
+        """Ends the episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply of the model: its text, the tool calls found in it, and the message for the conversation."""
+
+    text: str
+    message: Message
+    calls: list[dict] = field(default_factory=list)
+    """Tool calls, each with `name` and `arguments`, or with an `error` for the model."""
+
+    is_truncated: bool = False
+    """Whether a token limit cut it off."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Starts the episode of a row of the data."""
+
+    row: Mapping[str, object]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """An episode that waits for a reply to a whole conversation."""
+
+    messages: list[Message]
+    tools: list[Tool] = field(default_factory=list)
+    is_trained: bool = True
+
+
+@dataclass(frozen=True)
+class Over:
+    """Tells an episode that it gets no further reply, because it has reached a limit."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An episode that has ended: the reward after each reply, and further information."""
+
+    rewards: list[float]
+    info: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An episode without a result. After an infrastructure failure it may succeed if it starts again."""
+
+    reason: str
+    is_infrastructure: bool = False
+
+
+Request = Start | Reply | Over
+Event = Ask | Finished | Failed
+
+
+class EpisodeOver(Exception):
+    """The episode has reached its limit of turns or tokens; raised by `Model.reply`."""
+
+
+class Model:
+    """The model in an episode: a coroutine asks it for replies.
+
+    async def episode(model, row):
+        messages = [*row["prompt"]]
+        reply = await model.reply(messages)
+        return float(reply.text == row["answer"])
+    """
+
+    def __init__(self, exchange: Callable[[Ask], Awaitable[Reply | Over]]) -> None:
+        self._exchange = exchange
+        self.num_replies = 0
+
+    async def reply(
+        self, messages: str | Sequence[Message], *, tools: Sequence[Tool] = (), trained: bool = True
+    ) -> Reply:
+        """The model's reply to a whole conversation; add its `message` and your answer before the next one.
+
+        A conversation that does not continue the previous one begins a new row of training data. Replies with
+        `trained=False` are not trained on, such as those of an opponent. Raises `EpisodeOver` at a limit.
+        """
+        given: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
+        answer = await self._exchange(Ask(given, [*tools], trained))
+        if isinstance(answer, Over):
+            raise EpisodeOver(answer.reason)
+        self.num_replies += trained
+        return answer

@@ -1,0 +1,116 @@
+"""Loads the class or coroutine that `environment` names, and checks what can be known of it before an episode."""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.nearest import did_you_mean
+from hybridflow.config.user_code import described, ending_forks, load_callable, named_parameters
+from hybridflow.environments.built_in.factory import BUILT_IN
+from hybridflow.errors import ConfigError
+
+_METHODS = {
+    "reset": "def reset(self, row, *, seed): return 'the first prompt'",
+    "step": "def step(self, action): return observation, reward, done, info",
+}
+
+
+@dataclass(frozen=True)
+class LoadedEnvironment:
+    """The code that runs an episode: a class with `reset` and `step`, or a coroutine function of (model, row)."""
+
+    make: Callable[..., object]
+    is_coroutine: bool
+    takes_seed: bool
+    is_trusted: bool
+    """It is built in, so it is fast and cannot crash."""
+
+
+def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
+    """The environment of the configuration. Raises `ConfigError` if it cannot run an episode."""
+    name = str(config.name)
+    if "." not in name and name not in BUILT_IN:
+        raise ConfigError(
+            f"environment={name}: there is no built-in environment of this name.",
+            remedy=f"{did_you_mean(name, BUILT_IN)}Built in are: {', '.join(BUILT_IN)}. Your own is named"
+            " path/file.py:Class.",
+        )
+    found = BUILT_IN.get(name) or load_callable(name, key="environment", what="class or coroutine function")
+    if inspect.iscoroutinefunction(found):
+        return _coroutine(found, config, is_trusted=name in BUILT_IN)
+    if not inspect.isclass(found):
+        raise ConfigError(
+            f"environment={name} is a function, but not a coroutine function.",
+            remedy="Write 'async def episode(model, row)', or a class with reset and step.",
+        )
+    _check_class(found, config)
+    takes_seed = "seed" in inspect.signature(vars_of(found)["reset"]).parameters
+    return LoadedEnvironment(found, is_coroutine=False, takes_seed=takes_seed, is_trusted=name in BUILT_IN)
+
+
+def made(environment: LoadedEnvironment, config: EnvironmentSettings) -> object:
+    """An object of the class, made with `environment.settings`. Raises `ConfigError` if that fails."""
+    try:
+        with ending_forks():
+            return environment.make(**config.settings)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"environment={config.name} cannot be made with environment.settings={dict(config.settings)}:"
+            f" {described(error, callers={__file__})}.",
+            remedy="Give the class defaults for its arguments, or set them in environment.settings.",
+        ) from error
+
+
+def vars_of(kind: type) -> dict[str, Callable[..., object]]:
+    """The functions among the attributes of a class and its base classes."""
+    found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    return {name: value for name, value in found.items() if inspect.isfunction(value)}
+
+
+def _coroutine(found: Callable[..., Awaitable], config: EnvironmentSettings, *, is_trusted: bool) -> LoadedEnvironment:
+    parameters = named_parameters(found)
+    if [*parameters][:2] != ["model", "row"]:
+        raise ConfigError(
+            f"environment={config.name} has the parameters ({', '.join(parameters)}).",
+            remedy="Write 'async def episode(model, row)'; it may also take seed.",
+        )
+    _check_names(config, [*parameters][2:])
+    return LoadedEnvironment(found, is_coroutine=True, takes_seed="seed" in parameters, is_trusted=is_trusted)
+
+
+def _check_class(found: type, config: EnvironmentSettings) -> None:
+    functions = vars_of(found)
+    for method, how in _METHODS.items():
+        if method not in functions:
+            raise ConfigError(
+                f"environment={config.name}: {found.__name__} does not define the method '{method}'.",
+                remedy=f"Write '{how}' in it.",
+            )
+        signature = inspect.signature(functions[method])
+        takes_row = "seed" in signature.parameters or method == "step"
+        try:
+            signature.bind(None, None, **({} if method == "step" or not takes_row else {"seed": 0}))
+        except TypeError as error:
+            raise ConfigError(
+                f"environment={config.name}: the method '{method}' has the parameters {signature}: {error}.",
+                remedy=f"Write '{how}' in it.",
+            ) from error
+        if signature.return_annotation is None and method == "step":
+            raise ConfigError(
+                f"environment={config.name}: the method 'step' is declared to return None.", remedy=f"Write '{how}'."
+            )
+    if "__init__" in functions:
+        _check_names(config, [*named_parameters(functions["__init__"])][1:])
+    elif config.settings:
+        _check_names(config, [])
+
+
+def _check_names(config: EnvironmentSettings, known: list[str]) -> None:
+    known = [name for name in known if name != "seed"]
+    for name in config.settings:
+        if name not in known:
+            raise ConfigError(
+                f"environment={config.name} has no setting '{name}'.",
+                remedy=f"{did_you_mean(name, known)}Its settings: {', '.join(known) or 'none'}.",
+            )

@@ -1,0 +1,135 @@
+"""Episodes in processes of their own: an episode that hangs or crashes its process fails alone."""
+
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import wait
+
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.hosting import event_of, packed, serve_episodes
+from hybridflow.environments.interface import Ask, Event, Failed, Request, Start
+from hybridflow.errors import EpisodeError
+from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, ServedProcess
+
+
+class EpisodeProcess(ServedProcess):
+    """A process that loads the environment, then runs one episode after another until it is ended."""
+
+    def __init__(self, server: ForkServer, config: EnvironmentSettings) -> None:
+        super().__init__(server)
+        self._config = config
+        self._is_ready = False
+        self._seconds_left = config.episode_seconds
+        self._sent = time.monotonic()
+
+    def send(self, request: Request) -> None:
+        """Sends a request; if the process is dead, `receive` returns None."""
+        if isinstance(request, Start):
+            self._seconds_left = self._config.episode_seconds
+        self._wait_for_step()
+        try:
+            self.connection.send_bytes(packed(request))
+        except OSError:
+            return
+
+    def receive(self) -> Event | None:
+        """The next event; None if the process is dead, or has only become ready. Raises `EpisodeError` if it cannot
+        load the environment."""
+        try:
+            found = self.connection.recv_bytes()
+        except (EOFError, OSError):
+            return Failed(f"its process {self.end()}.", is_infrastructure=True)
+        event = event_of(found)
+        if isinstance(event, dict):
+            self._server.check_code(event)
+            self._is_ready = True
+            self._wait_for_step()
+            return None
+        if isinstance(event, str):
+            raise EpisodeError(
+                f"A process cannot load the environment: {event}",
+                remedy="Make it importable in a new process, or use environment.processes=0.",
+            )
+        self._seconds_left -= time.monotonic() - self._sent
+        return event
+
+    def timed_out(self) -> Failed:
+        """Ends the process, which has exceeded a limit, and says which one."""
+        self.end()
+        if not self._is_ready:
+            raise EpisodeError(
+                f"A process took longer than {START_SECONDS:g} s to load the environment.",
+                remedy="Importing its file must not take so long; load what is large in reset.",
+            )
+        name, seconds = "step_seconds", self._config.step_seconds
+        if self._seconds_left < seconds:
+            name, seconds = "episode_seconds", self._config.episode_seconds
+        return Failed(f"it took longer than environment.{name}={seconds:g}.", is_infrastructure=True)
+
+    def _wait_for_step(self) -> None:
+        self._sent = time.monotonic()
+        if self._is_ready:
+            self.deadline = self._sent + min(self._config.step_seconds, self._seconds_left)
+
+
+class ProcessStage:
+    """Runs each episode in one of `places` processes, which a fork server starts when they are needed.
+
+    A process whose episode exceeds a limit is killed with everything it started, and replaced.
+    """
+
+    def __init__(self, config: EnvironmentSettings, places: int) -> None:
+        self.places: int | None = places
+        self._config = config
+        self._server = ForkServer(
+            serve_episodes,
+            config,
+            labels=[str(config.name)],
+            of="environment",
+            setting="environment.processes",
+            error=EpisodeError,
+        )
+        self._idle: list[EpisodeProcess] = []
+        self._busy: dict[int, EpisodeProcess] = {}
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Event]:
+        for number, request in requests.items():
+            if isinstance(request, Start):
+                self._busy[number] = self._idle.pop() if self._idle else self._new()
+            self._busy[number].send(request)
+        waiting, events = set(requests), {}
+        while waiting:
+            self._collect(waiting, events)
+        return events
+
+    def close(self) -> None:
+        for process in (*self._busy.values(), *self._idle):
+            process.connection.close()
+        self._busy.clear()
+        self._idle.clear()
+        self._server.close()
+
+    def _new(self) -> EpisodeProcess:
+        self._server.start()
+        return EpisodeProcess(self._server, self._config)
+
+    def _collect(self, waiting: set[int], events: dict[int, Event]) -> None:
+        """Waits for events until the first deadline, and moves episodes that had one from `waiting` to `events`."""
+        first = min(self._busy[number].deadline for number in waiting)
+        connections = [self._busy[number].connection for number in waiting]
+        ready = wait(connections, timeout=max(0.0, first - time.monotonic()))
+        for number in list(waiting):
+            process = self._busy[number]
+            if process.connection in ready:
+                event = process.receive()
+            elif time.monotonic() >= process.deadline:
+                event = process.timed_out()
+            else:
+                continue
+            if event is None:
+                continue
+            waiting.remove(number)
+            events[number] = event
+            if not isinstance(event, Ask):
+                del self._busy[number]
+                if not process.connection.closed:
+                    self._idle.append(process)

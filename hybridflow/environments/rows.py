@@ -1,0 +1,105 @@
+"""The columns of a batch from finished episodes."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.wire import Meta
+from hybridflow.environments.interface import Finished
+from hybridflow.environments.transcript import Transcript, TranscriptRow
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """The end of an episode: its transcript (None without a trained reply), and its rewards (None if it failed)."""
+
+    transcript: Transcript | None
+    ended: Finished | None
+    version: int | None
+    turns: int
+    is_truncated: bool
+
+
+def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: Meta) -> Batch:
+    """The columns that episodes add, one row each.
+
+    `prompt_ids` and `prompt` are the first prompt. `response_ids` [B, (R)] is everything after it up to the end of the
+    last reply. `response_mask` is 1 for sampled tokens and 0 for observations; `rollout_logprobs` is 0 there.
+    `turn_rewards` [B, (R)] has the reward after each reply at its last token. `episode_return` is the sum of an
+    episode's rewards, `turns` the number of replies, `messages` the conversation.
+
+    A failed episode has a mask of zeros, and the mean return of its group's other episodes, so that it changes neither
+    the weights nor the group's mean. `meta` is that of the responses.
+    """
+    order = [results[row] for row in range(len(prompts))]
+    rows = [_row(result, prompts, index) for index, result in enumerate(order)]
+    returns = _returns(order, prompts.row("uid").tolist())
+    versions = [result.version for result in order]
+    known = [version for version in versions if version is not None]
+    assert known, "no episode of the batch has a reply"
+    return Batch.of(
+        rows={
+            "weight_version": torch.tensor([known[0] if version is None else version for version in versions]),
+            "truncated": torch.tensor([result.is_truncated for result in order]),
+            "turns": torch.tensor([float(result.turns) for result in order]),
+        },
+        tokens={
+            "prompt_ids": Ragged.from_rows([row.prompt_ids for row in rows], torch.int64),
+            "response_ids": Ragged.from_rows([row.response_ids for row in rows], torch.int64),
+            "response_mask": Ragged.from_rows([row.mask for row in rows], torch.float32),
+            "rollout_logprobs": Ragged.from_rows([row.logprobs for row in rows], torch.float32),
+            "turn_rewards": Ragged.from_rows(
+                [turn_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)], torch.float32
+            ),
+        },
+        objects={
+            "prompt": [_first_prompt(result, prompts, index) for index, result in enumerate(order)],
+            "episode_return": returns,
+            "messages": [[] if result.transcript is None else result.transcript.messages for result in order],
+        },
+        meta=meta,
+    )
+
+
+def turn_rewards(row: TranscriptRow, ended: Finished | None) -> list[float]:
+    """The reward after each reply at its last token, 0 at all others; the last reply gets what has no reply."""
+    rewards = [0.0] * len(row.response_ids)
+    if ended is None or not row.replies:
+        return rewards
+    last = len(row.replies) - 1
+    for turn, reward in enumerate(ended.rewards):
+        rewards[row.replies[min(turn, last)][1] - 1] += reward
+    return rewards
+
+
+def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
+    """The row of an episode without what followed its last reply; masked if it failed or has no reply."""
+    row = result.transcript.rows[0] if result.transcript is not None else None
+    if row is None or not row.replies:
+        prompt = prompts.tokens("prompt_ids").row(index).tolist()
+        return TranscriptRow(prompt, prompt[-1:], [0], [0.0])
+    end = row.replies[-1][1]
+    mask = [0] * end if result.ended is None else row.mask[:end]
+    return TranscriptRow(row.prompt_ids, row.response_ids[:end], mask, row.logprobs[:end], row.replies)
+
+
+def _returns(order: list[EpisodeResult], uids: list[int]) -> list[float]:
+    """The return of each episode; a failed one gets the mean of its group's, or 0 if all of them failed."""
+    own = [None if result.ended is None else math.fsum(result.ended.rewards) for result in order]
+    returns = []
+    for uid, value in zip(uids, own, strict=True):
+        others = [other for group, other in zip(uids, own, strict=True) if group == uid and other is not None]
+        returns.append(math.fsum(others) / max(1, len(others)) if value is None else value)
+    return returns
+
+
+def _first_prompt(result: EpisodeResult, prompts: Batch, index: int) -> object:
+    """The prompt of the data, or what the episode showed instead: a text if the prompt of the data is one."""
+    given = prompts.object("prompt")[index]
+    if result.transcript is None:
+        return given
+    first = result.transcript.opening
+    return "".join(str(message["content"]) for message in first) if isinstance(given, str) else first

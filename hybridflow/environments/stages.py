@@ -1,0 +1,85 @@
+"""Stages, on which episodes run: in the rollout's own process, or each in a process with time limits."""
+
+from collections.abc import Coroutine, Generator, Mapping
+from typing import Protocol
+
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.episodes import run_episode
+from hybridflow.environments.interface import Ask, Event, Failed, Finished, Model, Over, Reply, Request, Start
+from hybridflow.environments.loading import LoadedEnvironment, load_environment
+from hybridflow.environments.process_stage import ProcessStage
+from hybridflow.errors import EpisodeError
+
+DEFAULT_PROCESSES = 16
+"""Processes per rank for environments that are not built in."""
+
+
+class Stage(Protocol):
+    """Episodes by number. An episode that has finished or failed frees its place."""
+
+    places: int | None
+    """How many episodes it can hold at once; None for any number."""
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Event]:
+        """Starts episodes, or answers what they asked, and returns what each of them says next."""
+        ...
+
+    def close(self) -> None:
+        """Abandons all episodes, and ends the processes."""
+        ...
+
+
+def make_stage(config: EnvironmentSettings) -> Stage:
+    """The stage for `environment.processes`. Raises `ConfigError` if the environment cannot be loaded."""
+    environment = load_environment(config)
+    processes = config.processes
+    if processes is None:
+        processes = 0 if environment.is_trusted else DEFAULT_PROCESSES
+    return ProcessStage(config, processes) if processes else LocalStage(environment, config)
+
+
+class LocalStage:
+    """Runs episodes in this process, one step after another."""
+
+    def __init__(self, environment: LoadedEnvironment, config: EnvironmentSettings) -> None:
+        self.places: int | None = None
+        self._environment = environment
+        self._config = config
+        self._episodes: dict[int, Coroutine[Ask, Reply | Over | None, Finished | Failed]] = {}
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Event]:
+        return {number: self._advance(number, request) for number, request in requests.items()}
+
+    def close(self) -> None:
+        for episode in self._episodes.values():
+            episode.close()
+        self._episodes.clear()
+
+    def _advance(self, number: int, request: Request) -> Event:
+        if isinstance(request, Start):
+            self._episodes[number] = run_episode(self._environment, self._config, request, Model(_suspended))
+        try:
+            event = self._episodes[number].send(None if isinstance(request, Start) else request)
+        except StopIteration as end:
+            del self._episodes[number]
+            return end.value
+        if isinstance(event, Ask):
+            return event
+        raise EpisodeError(
+            "An episode waits for something other than the model, which needs an event loop.",
+            remedy="Set environment.processes to 1 or more.",
+        )
+
+
+class _Suspension:
+    """Suspends a coroutine with a question; what it is sent is the result."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def __await__(self) -> Generator[Ask, Reply | Over, Reply | Over]:
+        return (yield self._ask)
+
+
+async def _suspended(ask: Ask) -> Reply | Over:
+    return await _Suspension(ask)

@@ -1,0 +1,112 @@
+"""The token ids of a conversation: what the model was shown and what it sampled, never encoded again."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hybridflow.environments.conversation_format import ConversationFormat, placeholder
+from hybridflow.environments.interface import Message, Tool
+
+
+@dataclass
+class TranscriptRow:
+    """A prompt and everything after it, as the model saw it; the lists of the response have one entry per token."""
+
+    prompt_ids: list[int]
+    response_ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    """1 for tokens that the model sampled, 0 for those of observations and of the template."""
+
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probabilities of sampled tokens; 0 for all others."""
+
+    replies: list[tuple[int, int]] = field(default_factory=list)
+    """Start and end of each reply within the response."""
+
+    def append(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
+        """Appends a reply or, without `logprobs`, tokens that the model did not sample."""
+        if logprobs is not None:
+            assert len(ids) == len(logprobs), f"{len(logprobs)} log-probabilities for {len(ids)} tokens"
+            self.replies.append((len(self.response_ids), len(self.response_ids) + len(ids)))
+        self.response_ids += ids
+        self.mask += [int(logprobs is not None)] * len(ids)
+        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+
+
+class Transcript:
+    """A conversation whose next prompt is the previous one, the sampled tokens, and the tokens of the new messages.
+
+    States: a reply is awaited (after construction and `extend`), or messages are (after `add_reply`). If the new
+    conversation does not continue the recorded one, or the chat template changes earlier turns, a new row begins (a
+    fork), whose prompt is encoded from text.
+
+        transcript = Transcript(text_format, [{"role": "user", "content": "Guess."}])
+        transcript.add_reply(ids, logprobs, {"role": "assistant", "content": "50"})
+        transcript.extend([*transcript.messages, {"role": "user", "content": "Lower."}])
+        sample_from(transcript.prompt_ids)
+    """
+
+    def __init__(
+        self,
+        text_format: ConversationFormat,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> None:
+        """`prompt_ids` are the token ids of `messages`, if they are known."""
+        self._format = text_format
+        self._tools = [*tools]
+        self.messages = [*messages]
+        """The conversation so far."""
+        self.opening = [*messages]
+        """The messages of the first prompt."""
+
+        self._shown = [*messages]
+        self._prompt_text = text_format.prompt_text(messages, tools)
+        first = text_format.prompt_ids(messages, tools) if prompt_ids is None else [*prompt_ids]
+        self.rows = [TranscriptRow(first)]
+        """The rows so far, in order; the last one is growing."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """All tokens so far: the prompt of the next reply."""
+        return self.rows[-1].prompt_ids + self.rows[-1].response_ids
+
+    @property
+    def num_forks(self) -> int:
+        """How often a new row has begun."""
+        return len(self.rows) - 1
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of sampled tokens, for the message of `add_reply`."""
+        return self._format.decoded(ids)
+
+    def add_reply(self, ids: Sequence[int], logprobs: Sequence[float], message: Message) -> None:
+        """Adds the tokens that the model sampled, and the message in which the caller found their text."""
+        assert ids, "a reply has at least one token"
+        self.rows[-1].append(ids, logprobs)
+        calls = message.get("tool_calls", ())
+        assert isinstance(calls, Sequence), f"tool calls {calls!r}"
+        self.messages.append(message)
+        self._shown.append(placeholder(str(message["content"]), len(calls)))
+
+    def extend(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Continues with a conversation, given as a whole; the model replies to it next."""
+        known = len(self.messages)
+        if [*messages[:known]] != self.messages or len(messages) == known or [*tools] != self._tools:
+            self._fork(messages, tools)
+            return
+        shown = [*self._shown, *messages[known:]]
+        text = self._format.prompt_text(shown, tools)
+        last_id = self.rows[-1].response_ids[-1]
+        ids = self._format.continuation_ids(self._prompt_text, text, self._shown[-1], last_id=last_id)
+        if ids is None:
+            self._fork(messages, tools)
+            return
+        self.rows[-1].append(ids)
+        self.messages, self._shown, self._prompt_text = [*messages], shown, text
+
+    def _fork(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+        self.messages, self._shown, self._tools = [*messages], [*messages], [*tools]
+        self._prompt_text = self._format.prompt_text(messages, tools)
+        self.rows.append(TranscriptRow(self._format.prompt_ids(messages, tools)))

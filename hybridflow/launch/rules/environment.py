@@ -1,0 +1,69 @@
+"""Rules of a run with an environment."""
+
+from collections.abc import Iterator
+
+from hybridflow.config.environment import Credit
+from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.interface import learns_from_samples
+from hybridflow.environments.loading import load_environment
+from hybridflow.errors import Advice, ConfigError, Problem
+from hybridflow.launch.plan.dataflow import WITHOUT_TRAINING
+from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.workers.named_functions import estimator
+
+_REWARD = "environment"
+"""The reward function that returns what the environment gave."""
+
+
+def environment_problems(plan: RunPlan) -> Iterator[Problem]:
+    """An environment that cannot run an episode, or whose rewards are not used."""
+    config, settings = plan.config, plan.config.environment
+    rewards = [role.reward for role in plan.roles if role.reward is not None]
+    is_scored = any(_REWARD in reward.functions for reward in rewards)
+    if settings.name is None:
+        if is_scored:
+            yield ConfigError(
+                "reward.functions names 'environment', but the run has no environment.",
+                remedy="Set environment=NAME, or name another reward function.",
+            )
+        return
+    load_environment(settings)
+    if not learns_from_samples(plan.dataflow) and config.dataflow not in WITHOUT_TRAINING:
+        yield Advice(
+            f"environment={settings.name} has no effect: dataflow={config.dataflow} samples no responses.",
+            remedy="Use an algorithm that samples responses, such as algorithm=grpo.",
+        )
+        return
+    yield from _size_problems(config)
+    if rewards and not is_scored:
+        yield Advice(
+            f"environment={settings.name}: the rewards of its episodes are not used.",
+            remedy="Add 'environment' to reward.functions.",
+        )
+    if settings.credit is Credit.turn and config.dataflow not in WITHOUT_TRAINING:
+        yield from _credit_problems(config)
+
+
+def _size_problems(config: Experiment) -> Iterator[Problem]:
+    settings, shape = config.environment, config.rollout.parallelism
+    if shape.tensor * shape.pipeline > 1:
+        yield ConfigError(
+            f"environment={settings.name} with rollout.parallelism.tensor={shape.tensor} and"
+            f" rollout.parallelism.pipeline={shape.pipeline}: each rank would play its own episodes.",
+            remedy="Use rollout.parallelism.tensor=1 and rollout.parallelism.pipeline=1.",
+        )
+    if settings.max_turn_tokens is not None and settings.max_turn_tokens > config.data.max_response_tokens:
+        yield ConfigError(
+            f"environment.max_turn_tokens={settings.max_turn_tokens} is more than a whole episode may have:"
+            f" data.max_response_tokens={config.data.max_response_tokens}.",
+            remedy="Raise data.max_response_tokens, which counts all replies and observations of an episode.",
+        )
+
+
+def _credit_problems(config: Experiment) -> Iterator[Problem]:
+    if "rewards" not in estimator(config.algorithm).parameters:
+        yield ConfigError(
+            f"environment.credit=turn, but algorithm.advantage={config.algorithm.advantage} reads only the return of"
+            " an episode.",
+            remedy="Use environment.credit=outcome, or an estimator of rewards per token, such as gae or reinforce.",
+        )

@@ -1,0 +1,86 @@
+"""Conversations with tools from end to end, with a model that says what it is told to."""
+
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.play import EpisodePlayer
+from tests.unit.environments.families import end_id, tokenizer_of
+from tests.unit.environments.players import FILE
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"first": 12, "second": 12}}\n</tool_call>'
+
+
+class Recited:
+    """A model whose replies are known."""
+
+    def __init__(self, name: str, replies: list[str], *, cut_off: tuple[int, ...] = ()) -> None:
+        self.tokenizer, self.end = tokenizer_of(name), end_id(name)
+        self.replies, self.cut_off = replies, cut_off
+        self.prompts: list[str] = []
+
+    def __call__(self, batch: Batch, max_tokens: int) -> Batch:
+        turn = len(self.prompts)
+        self.prompts.append(str(self.tokenizer.decode(batch.tokens("prompt_ids").row(0))))
+        is_cut = turn in self.cut_off
+        ids = self.tokenizer.encode(self.replies[turn], add_special_tokens=False) + [self.end] * (not is_cut)
+        assert len(ids) <= max_tokens
+        return Batch.of(
+            rows={"weight_version": torch.tensor([7]), "truncated": torch.tensor([is_cut])},
+            tokens={
+                "response_ids": Ragged.from_rows([ids], torch.int64),
+                "rollout_logprobs": Ragged.from_rows([[-1.0] * len(ids)], torch.float32),
+            },
+            meta={"temperature": 1.0},
+        )
+
+
+def played(model: Recited, environment: str = f"{FILE}:Adds", processes: int = 0) -> Batch:
+    settings = EnvironmentSettings(name=environment, processes=processes, max_turn_tokens=100)
+    player = EpisodePlayer(settings, model.tokenizer, (model.end,), max_prompt_tokens=800, max_response_tokens=1500)
+    prompt = [{"role": "user", "content": "12+12?"}]
+    batch = Batch.of(
+        rows={"uid": torch.tensor([0]), "sample_index": torch.tensor([0])},
+        tokens={"prompt_ids": Ragged.from_rows([[5, 6]], torch.int64)},
+        objects={"prompt": [prompt], "answer": ["24"]},
+    )
+    try:
+        return player.play(batch, model, seed=0)
+    finally:
+        player.close()
+
+
+def test_a_call_is_answered_by_the_tool_and_the_last_reply_is_the_step():
+    model = Recited("qwen2_5", [CALL, "24"])
+    found = played(model, processes=1)
+    assert '"name": "add"' in model.prompts[0] and "Adds two integers" in model.prompts[0]
+    assert model.prompts[1].startswith(model.prompts[0] + CALL + "<|im_end|>")
+    assert "<tool_response>\n24\n</tool_response>" in model.prompts[1]
+    assert found.object("episode_return") == [1.0] and found.row("turns").tolist() == [2.0]
+    mask = found.tokens("response_mask").row(0).bool()
+    sampled = model.tokenizer.decode(found.tokens("response_ids").row(0)[mask])
+    assert sampled == f"{CALL}<|im_end|>24<|im_end|>" and found.row("weight_version").tolist() == [7]
+    assert found.tokens("turn_rewards").row(0).nonzero().flatten().tolist() == [len(mask) - 1]
+
+
+def test_mistakes_are_answered_with_an_explanation_and_the_episode_goes_on():
+    model = Recited("qwen2_5", ["<tool_call>add(12)</tool_call>", CALL.replace("add", "ad"), CALL, "24"])
+    found = played(model)
+    assert "This is a tool call no JSON" in model.prompts[1]
+    assert "there is no tool 'ad'. Did you mean 'add'?" in model.prompts[2]
+    assert found.object("episode_return") == [1.0] and found.row("turns").tolist() == [4.0]
+
+
+def test_a_call_that_was_cut_off_is_no_call():
+    model = Recited("qwen2_5", ["<tool_call>\n{"], cut_off=(0,))
+    found = played(model)
+    assert found.object("episode_return") == [0.0] and found.row("truncated").tolist() == [True]
+    assert "<tool_response>" not in str(found.object("messages"))
+
+
+def test_the_built_in_calculator_works_with_the_form_of_mistral():
+    call = '[TOOL_CALLS] [{"name": "calculate", "arguments": {"first": 12, "operator": "+", "second": 12}}]'
+    model = Recited("mistral", [call, "24"])
+    found = played(model, environment="calculator")
+    assert '[TOOL_RESULTS] {"content": "24"}[/TOOL_RESULTS]' in model.prompts[1]
+    assert found.object("episode_return") == [1.0]

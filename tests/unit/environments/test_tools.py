@@ -1,0 +1,136 @@
+"""Tool calls in the text of replies, typed functions as tools, and what the model is told about mistakes."""
+
+import json
+
+import hypothesis
+import pytest
+from hypothesis import strategies
+
+from hybridflow.environments.built_in.calculator import calculate
+from hybridflow.environments.tool_calls import hermes_calls, llama_calls, mistral_calls, parser_of
+from hybridflow.environments.tools import Toolbox, tool_schema
+from hybridflow.errors import ConfigError
+from tests.unit.environments.families import FAMILIES, tokenizer_of
+
+CALL = {"name": "add", "arguments": {"first": 12, "second": 12}}
+FORMS = {
+    hermes_calls: '<tool_call>\n{"name": "add", "arguments": {"first": 12, "second": 12}}\n</tool_call>',
+    llama_calls: '{"name": "add", "parameters": {"first": 12, "second": 12}}',
+    mistral_calls: '[TOOL_CALLS] [{"name": "add", "arguments": {"first": 12, "second": 12}}]',
+}
+
+
+def add(first: int, second: int = 0, label: str = "") -> str:
+    """Adds two integers.
+
+    Args:
+        first: The first integer.
+        second: The second integer.
+        label: A name.
+    """
+    if second == 13:
+        raise ValueError("not thirteen")
+    return f"{label}{first + second}"
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_each_form_of_a_call_is_found(parser):
+    assert parser(FORMS[parser]) == [CALL]
+    assert parser("Twelve and twelve make 24.") == []
+
+
+def test_several_calls_and_calls_within_text_are_found():
+    one = FORMS[hermes_calls]
+    assert hermes_calls(f"<think>\nI add.\n</think>\n{one}\n{one}") == [CALL, CALL]
+    assert mistral_calls(f"I add.[TOOL_CALLS] [{json.dumps(CALL)}, {json.dumps(CALL)}]") == [CALL, CALL]
+    assert llama_calls(f"<|python_tag|>{FORMS[llama_calls]}; {FORMS[llama_calls]}") == [CALL, CALL]
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "error"),
+    [
+        (hermes_calls, "<tool_call>add 12 12</tool_call>", "no JSON"),
+        (hermes_calls, '<tool_call>{"name": "add", "arguments": {"first": 1', "no JSON"),
+        (hermes_calls, '<tool_call>{"name": 5}</tool_call>', "without the name"),
+        (hermes_calls, "<tool_call>[1]</tool_call>", "without the name"),
+        (hermes_calls, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "not an object"),
+        (llama_calls, '{"name": "add", ', "no JSON"),
+        (llama_calls, '<|python_tag|>print("x")', "no JSON"),
+        (mistral_calls, "[TOOL_CALLS] add(1)", "no JSON"),
+        (mistral_calls, "[TOOL_CALLS] []", "without the name"),
+    ],
+)
+def test_a_broken_call_is_explained_to_the_model(parser, text, error):
+    (found,) = parser(text)
+    assert error in found["error"] and '{"name": "TOOL"' in found["error"]
+    assert Toolbox({"add": add}).answers([found])[0]["content"].startswith("Error: This is a tool call")
+
+
+@hypothesis.given(
+    strategies.lists(
+        strategies.one_of(
+            strategies.sampled_from(["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", '{"name"', "[["]),
+            strategies.text(max_size=6),
+        ),
+        max_size=12,
+    )
+)
+def test_garbage_never_raises(parts):
+    text = "".join(parts)
+    for parser in FORMS:
+        for found in parser(text):
+            assert set(found) in ({"error"}, {"name", "arguments"})
+            Toolbox({"add": add}).answers([found])
+
+
+def test_deeply_nested_json_is_a_broken_call():
+    assert "no JSON" in hermes_calls(f"<tool_call>{'[' * 200_000}</tool_call>")[0]["error"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_template_chooses_the_parser(name):
+    template = tokenizer_of(name).chat_template
+    assert parser_of(template) is (mistral_calls if name == "mistral" else hermes_calls)
+    assert parser_of('... {"name": function name, "parameters": dictionary} ...') is llama_calls
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "answer"),
+    [
+        ("add", {"first": 12, "second": 12}, "24"),
+        ("add", {"first": 12}, "12"),
+        ("ad", {"first": 12}, "Error: there is no tool 'ad'. Did you mean 'add'? Tools: add."),
+        ("add", {"second": 12}, "missing a required argument: 'first'"),
+        ("add", {"first": 1, "third": 1}, "unexpected keyword argument 'third'"),
+        ("add", {"first": "12"}, "first='12' is not of type int"),
+        ("add", {"first": True}, "first=True is not of type int"),
+        ("add", {"first": 1, "label": 2}, "label=2 is not of type str"),
+        ("add", {"first": 1, "second": 13}, "ValueError: not thirteen"),
+    ],
+)
+def test_a_call_is_answered_or_explained(name, arguments, answer):
+    (message,) = Toolbox({"add": add}).answers([{"name": name, "arguments": arguments}])
+    assert message["role"] == "tool" and answer in str(message["content"])
+    assert ("Error" in str(message["content"])) == (answer not in ("24", "12"))
+
+
+def test_a_schema_has_types_and_descriptions():
+    found = tool_schema(calculate)["function"]
+    assert isinstance(found, dict) and found["name"] == "calculate"
+    assert found["parameters"]["properties"]["operator"] == {"type": "string", "description": "One of +, - and *."}
+    assert found["parameters"]["required"] == ["first", "operator", "second"]
+
+
+def test_a_function_that_cannot_be_described_is_an_error():
+    def silent(x): ...
+
+    with pytest.raises(ConfigError, match="'silent' cannot be described") as error:
+        tool_schema(silent)
+    assert "docstring" in error.value.remedy
+    with pytest.raises(ConfigError, match="not a list of functions"):
+        Toolbox.of("add", object())
+
+
+def test_long_answers_are_cut_off():
+    (message,) = Toolbox({"add": add}).answers([{"name": "add", "arguments": {"first": 1, "label": "x" * 10_000}}])
+    assert len(str(message["content"])) == 4000

@@ -1,0 +1,95 @@
+"""Asynchronous runs that are refused, and what older samples are compared with."""
+
+import pytest
+
+from hybridflow.config.algorithm import OldLogprobs
+from hybridflow.errors import ConfigError
+from hybridflow.launch.rules.asynchrony import asynchrony_problems
+from hybridflow.launch.rules.unused_settings import unused_settings
+from tests.unit.launch.plans import judged, planned
+
+STALE = "asynchrony.max_staleness=1"
+STEP_ALONE = """
+from hybridflow.dataflows.grpo import GRPO
+
+class Mine(GRPO):
+    def step(self, prompts):
+        return super().step(prompts)
+"""
+ONES = """
+def plain(logprobs, advantages, mask):
+    return -logprobs * advantages * mask
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "remedy"),
+    [
+        (["dataflow=sft"], "dataflow=sft does not learn from samples of a rollout", "Leave asynchrony out."),
+        (["dataflow={folder}/mine.py:Mine"], "has its own step", "Divide the step into 'collect(self, prompts)'"),
+        (
+            ["algorithm=grpo", "algorithm.old_logprobs=recompute"],
+            "algorithm.old_logprobs=recompute: the weights move after samples are drawn",
+            "Use algorithm.old_logprobs=auto",
+        ),
+        (
+            ["algorithm=grpo", "algorithm.policy_loss=gpg"],
+            "algorithm.policy_loss=gpg has no trust region",
+            "algorithm.correction.weights=token",
+        ),
+        (
+            ["algorithm=grpo", "algorithm.policy_loss={folder}/loss.py:plain"],
+            "has no trust region",
+            "use asynchrony.max_staleness=0",
+        ),
+        (["algorithm=grpo", "algorithm.policy_loss=kl_cov"], "has no trust region", "algorithm.policy_loss=ppo"),
+    ],
+)
+def test_what_cannot_learn_from_older_samples_is_refused(tmp_path, words, message, remedy):
+    (tmp_path / "mine.py").write_text(STEP_ALONE)
+    (tmp_path / "loss.py").write_text(ONES)
+    words = [word.format(folder=tmp_path) for word in words]
+    judged(planned(*words), asynchrony_problems)
+    with pytest.raises(ConfigError) as caught:
+        judged(planned(*words, STALE), asynchrony_problems)
+    assert caught.value.message.startswith(STALE) and message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax", "dapo", "safe_rlhf", "pf_ppo"])
+def test_every_dataflow_that_samples_may_run_ahead(algorithm):
+    assert not list(asynchrony_problems(planned(f"algorithm={algorithm}", STALE)))
+
+
+def test_old_logprobs_are_the_rollouts_unless_the_loss_is_weighted():
+    weighted = "algorithm.correction.weights=token"
+    for words, expected, wants in (
+        (["algorithm=grpo"], OldLogprobs.auto, None),
+        (["algorithm=grpo", STALE], OldLogprobs.rollout, False),
+        (["algorithm=grpo", STALE, weighted], OldLogprobs.auto, True),
+        (["algorithm=grpo", STALE, weighted, "algorithm.policy_loss=gpg"], OldLogprobs.auto, True),
+        (["algorithm=grpo", STALE, weighted, "algorithm.old_logprobs=recompute"], OldLogprobs.recompute, True),
+    ):
+        plan = planned(*words)
+        assert not judged(plan, asynchrony_problems)
+        assert plan.config.algorithm.old_logprobs is expected
+        assert wants is None or plan.wants_old_logprobs is wants
+
+
+def test_a_run_says_where_nothing_overlaps(caplog):
+    caplog.set_level("INFO")
+    judged(planned("algorithm=grpo", STALE), asynchrony_problems)
+    assert "with trainer.backend=local, nothing overlaps" in caplog.text
+    caplog.clear()
+    judged(planned("algorithm=grpo", STALE, "trainer.devices=2"), asynchrony_problems)
+    assert "the rollout is in the actor's processes" in caplog.text
+    caplog.clear()
+    pools = "placement={pools: {a: {devices: 1}, b: {devices: 1}}, roles: {rollout: b}}"
+    judged(planned("algorithm=grpo", STALE, "trainer.devices=2", pools), asynchrony_problems)
+    assert "overlap" not in caplog.text
+
+
+def test_how_far_a_synchronous_run_goes_ahead_has_no_effect():
+    [advice] = judged(planned("algorithm=grpo", "asynchrony.ahead=3"), unused_settings)
+    assert advice.message.startswith("asynchrony.ahead=3 has no effect")
+    assert not judged(planned("algorithm=grpo", "asynchrony.ahead=3", STALE), unused_settings)

@@ -1,0 +1,44 @@
+"""Runs with an environment that cannot work, or in which it has no effect."""
+
+import pytest
+
+from hybridflow.launch.rules.environment import environment_problems
+from tests.unit.launch.plans import errors, judged, planned
+
+RUN = ("environment=guess_number", "reward.functions=environment", "trainer.total_steps=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "remedy"),
+    [
+        (("environment=guess_numbers",), "no built-in environment", "guess_number"),
+        (("environment=my.py:Maze",), "there is no file", "Name a file"),
+        (("environment.settings={lowest: 1}",), "has no setting 'lowest'", "highest"),
+        (
+            ("rollout.engine=vllm", "rollout.parallelism.tensor=2", "trainer.devices=2"),
+            "its own episodes",
+            "rollout.parallelism.tensor=1",
+        ),
+        (("environment.max_turn_tokens=9", "data.max_response_tokens=8"), "a whole episode", "max_response_tokens"),
+        (("algorithm=grpo", "environment.credit=turn"), "reads only the return", "credit=outcome"),
+        (("environment.name=null",), "the run has no environment", "environment=NAME"),
+    ],
+)
+def test_what_cannot_work_is_an_error(words, found, remedy):
+    (error,) = errors(planned(*RUN, *words), environment_problems)
+    assert found in error.message and remedy in error.remedy
+
+
+def test_rewards_that_are_not_used_are_named():
+    (advice,) = judged(planned(*RUN, "reward.functions=exact_match"), environment_problems)
+    assert "are not used" in advice.message and "reward.functions" in advice.remedy
+
+
+def test_an_environment_without_samples_has_no_effect():
+    plan = planned("environment=guess_number", "trainer.total_steps=1", name="sft")
+    assert "has no effect" in judged(plan, environment_problems)[0].message
+
+
+def test_a_sound_run_has_no_problems():
+    assert judged(planned(*RUN, "environment.credit=turn"), environment_problems) == []
+    assert judged(planned("trainer.total_steps=1"), environment_problems) == []

@@ -1,9 +1,7 @@
 """The loop after a fault: from the beginning of the step, a copy in memory, a checkpoint, or the start."""
 
 import json
-import signal
-import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import fields, replace
 
 import pytest
@@ -18,12 +16,11 @@ from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.failures import call_failed
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.loop import Loop
-from hybridflow.dataflows.run import Outcome, Run, Stopped
+from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore, step_of
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import RemoteCheckpoints
-from hybridflow.elastic.stopping import Stop
-from hybridflow.elastic.survival import FaultHistory, Survival, kind_of
+from hybridflow.elastic.survival import Survival, kind_of
 from hybridflow.errors import (
     BatchError,
     CheckpointError,
@@ -127,73 +124,6 @@ def test_the_run_after_a_fault_is_the_run_without_one(toy_dir, tmp_path, dies, s
     assert all(map(torch.equal, weights(hurt), weights(whole)))
     assert restarts.respawned == [{"rewards"}]
     assert f'"resumed_step": {resumed}' in (tmp_path / "hurt" / "faults.jsonl").read_text()
-
-
-class Stopping(Restarts):
-    """The run is asked to stop while it replaces processes, with this many seconds to do so."""
-
-    def __init__(self, stop: Stop, seconds: float) -> None:
-        super().__init__(is_unchanged=False)
-        self.stop, self.seconds = stop, seconds
-
-    def respawn(self, pools: Collection[str]) -> None:
-        super().respawn(pools)
-        self.stop.signal = signal.SIGTERM
-        self.stop._asked_at = time.monotonic()
-        self.stop._deadline = self.stop._asked_at + self.seconds
-        self.stop.check()  # as the driver does while it waits
-
-
-def stopping(directory, run_dir, seconds: float, *, save_every: int) -> tuple[Run, Outcome]:
-    """A run whose process dies after its fourth step, and which is then asked to stop."""
-    stop, died = Stop(), []
-
-    def after_step(step: int, metrics: Mapping[str, float]) -> bool:
-        if step == 4 and not died:
-            died.append(step)
-            raise WorkerDied("a process died", **PLACE)
-        return False
-
-    run = mortal(directory, run_dir, Stopping(stop, seconds), dies="", save_every=save_every)
-    run = replace(run, after_step=after_step, stop=stop)
-    return run, Loop(run).run()
-
-
-def test_what_a_recovery_has_restored_is_saved_if_the_run_is_asked_to_stop_meanwhile(toy_dir, tmp_path):
-    run, outcome = stopping(toy_dir(), tmp_path, 60.0, save_every=9)
-    assert outcome.stopped == Stopped("SIGTERM", 3)
-    assert [step_of(path) for path in run.checkpoints.paths()] == [3]
-    [fault] = faults_of(tmp_path)
-    assert fault["resumed_step"] == 3
-
-
-@pytest.mark.parametrize("save_every", [2, 9])
-def test_a_recovery_that_would_not_end_in_time_is_abandoned_and_saves_nothing(toy_dir, tmp_path, save_every):
-    run, outcome = stopping(toy_dir(), tmp_path, 0.0, save_every=save_every)
-    saved = [] if save_every == 9 else [2]
-    assert outcome.stopped == Stopped("SIGTERM", saved[-1] if saved else 0, "the recovery from a fault")
-    assert [step_of(path) for path in run.checkpoints.paths()] == saved
-    [fault] = faults_of(tmp_path)
-    assert fault["step"] == 4 and "resumed_step" not in fault
-
-
-def test_a_fault_costs_the_work_that_is_repeated_also_if_all_roles_start_again(tmp_path, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr("hybridflow.elastic.survival.time.monotonic", lambda: now)
-    parts = {"trainer": Trainer(), "learner_pools": {"main"}, "pool_of": {"actor": "main"}, "reconnect": lambda: None}
-    history = FaultHistory()
-    parts |= {"ledger": tmp_path / "faults.jsonl", "history": history}
-    before = Survival(Restarts(is_unchanged=False), **parts)
-    for step in range(4):
-        now = 10.0 * step
-        before.reached(step)
-    now = 35.0
-    assert before.can_survive(NodeLost("gone", **PLACE), step=4, done=3)
-    now, after = 60.0, Survival(Restarts(is_unchanged=False), **parts)
-    after.reached(1)
-    after.continued(step=1, source="the checkpoint", plan="1 device instead of 2")
-    [fault] = faults_of(tmp_path)
-    assert (fault["seconds"], fault["cost_seconds"], fault["repeated_steps"]) == (25.0, 50.0, 2)
 
 
 def test_a_copy_that_is_lost_is_replaced_by_the_checkpoint(toy_dir, tmp_path, monkeypatch, caplog):

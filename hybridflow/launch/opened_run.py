@@ -170,14 +170,18 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
         seconds = time.monotonic() - context.moved_at
         logger.warning("new plan with %s after %.1f s; the run continues after step %d", context.moved, seconds, step)
     elif context.supervised is not None and context.supervised.number:
-        _note_restart(run.checkpoints.run_dir, context.supervised, step=step)
+        _note_restart(run.checkpoints.run_dir, context.supervised, step=step, total=total)
     context.moved = ""
 
 
-def _note_restart(directory: Path, start: Start, *, step: int) -> None:
+def _note_restart(directory: Path, start: Start, *, step: int, total: int) -> None:
     """Logs that a supervised run continues in a new process, and adds the end of the previous one to the ledger."""
     seconds, said = time.monotonic() - start.died_at, f"The run's process {start.how}."
-    fault = {"step": start.step + 1, "time": datetime.now(UTC).isoformat(timespec="seconds"), "fault": "DriverDied"}
+    fault = {
+        "step": min(start.step + 1, total),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "fault": "DriverDied",
+    }
     fault |= {"kind": "driver", "policy": "restart", "message": said}
     lost = {"seconds": round(seconds, 3), "cost_seconds": round(seconds, 3)}
     append_faults(directory / FAULTS_FILE, [fault], {"resumed_step": step, "repeated_steps": start.step - step, **lost})

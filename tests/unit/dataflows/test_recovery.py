@@ -20,7 +20,7 @@ from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore, step_of
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import RemoteCheckpoints
-from hybridflow.elastic.survival import FaultHistory, Survival, kind_of
+from hybridflow.elastic.survival import Survival, kind_of
 from hybridflow.errors import (
     BatchError,
     CheckpointError,
@@ -124,25 +124,6 @@ def test_the_run_after_a_fault_is_the_run_without_one(toy_dir, tmp_path, dies, s
     assert all(map(torch.equal, weights(hurt), weights(whole)))
     assert restarts.respawned == [{"rewards"}]
     assert f'"resumed_step": {resumed}' in (tmp_path / "hurt" / "faults.jsonl").read_text()
-
-
-def test_a_fault_costs_the_work_that_is_repeated_also_if_all_roles_start_again(tmp_path, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr("hybridflow.elastic.survival.time.monotonic", lambda: now)
-    parts = {"trainer": Trainer(), "learner_pools": {"main"}, "pool_of": {"actor": "main"}, "reconnect": lambda: None}
-    history = FaultHistory()
-    parts |= {"ledger": tmp_path / "faults.jsonl", "history": history}
-    before = Survival(Restarts(is_unchanged=False), **parts)
-    for step in range(4):
-        now = 10.0 * step
-        before.reached(step)
-    now = 35.0
-    assert before.can_survive(NodeLost("gone", **PLACE), step=4, done=3)
-    now, after = 60.0, Survival(Restarts(is_unchanged=False), **parts)
-    after.reached(1)
-    after.continued(step=1, source="the checkpoint", plan="1 device instead of 2")
-    [fault] = faults_of(tmp_path)
-    assert (fault["seconds"], fault["cost_seconds"], fault["repeated_steps"]) == (25.0, 50.0, 2)
 
 
 def test_a_copy_that_is_lost_is_replaced_by_the_checkpoint(toy_dir, tmp_path, monkeypatch, caplog):
@@ -274,6 +255,27 @@ def test_an_error_ends_the_run_as_it_is_if_no_policy_handles_it(toy_dir, tmp_pat
         Loop(run).run()
     assert str(caught.value).removeprefix("In training step 4: ") == said
     assert [fault["policy"] for fault in faults_of(tmp_path / "run")] == ["stop"]
+
+
+@pytest.mark.parametrize(("is_updated", "newest"), [(False, "step_3"), (True, "step_2")])
+def test_an_error_of_the_users_code_saves_the_last_step_unless_the_model_has_changed_since(
+    toy_dir, tmp_path, is_updated, newest
+):
+    class Raising(GRPO):
+        def step(self, prompts: Batch) -> Metrics:
+            if self.iteration == 3 and not is_updated:
+                raise RewardError("no", remedy="wait")
+            metrics = super().step(prompts)
+            if self.iteration == 3:
+                raise RewardError("no", remedy="wait")
+            return metrics
+
+    trainer = Trainer(eval_every=0, samples_every=0, total_steps=6, save_every=2)
+    run = run_of(toy_dir(), tmp_path, trainer, Raising, evaluated=False)
+    with pytest.raises(RewardError):
+        Loop(run).run()
+    assert [path.name for path in run.checkpoints.paths()][-1] == newest
+    assert [row for row in run.tracker.rows if row] == [1, 2, 3]
 
 
 def test_a_checkpoint_that_cannot_be_written_is_written_again(toy_dir, tmp_path, monkeypatch):

@@ -6,8 +6,10 @@ from typing import NoReturn
 
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.run import Run
+from hybridflow.elastic.claim import is_in_place
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.saving import Saving
+from hybridflow.elastic.survival import kind_of
 from hybridflow.errors import CheckpointError, HybridflowError, WorkerDied, WorkerHangs
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last
@@ -15,6 +17,9 @@ from hybridflow.observability.metrics import Metrics, last
 logger = logging.getLogger(__name__)
 
 _FAULTS = (WorkerDied, WorkerHangs)
+_KINDS_WITHOUT_HARM = ("user_code", "data")
+"""Kinds of faults that leave the trained state as it is, if they occur before an update."""
+
 _PATIENCE_SECONDS = 10.0
 """How long a run that has failed waits for its checkpoint, or twice as long as the last one took."""
 
@@ -54,6 +59,14 @@ class Checkpointing:
     def begun_step(self) -> int:
         """The step of the last checkpoint that has begun."""
         return self.step if self._saving is None else self._saving.step
+
+    def is_possible_after(self, error: BaseException) -> bool:
+        """Whether a checkpoint of the last whole step can be saved after an error: one of the user's code or data,
+        since which no role has changed, in a run that saves."""
+        run = self._run
+        if not run.trainer.save_every or not isinstance(error, Exception) or not is_in_place(run.checkpoints.run_dir):
+            return False
+        return kind_of(error).name in _KINDS_WITHOUT_HARM and run.calls.abandon(_PATIENCE_SECONDS)
 
     def metrics(self) -> Metrics:
         """Metrics of the checkpoint that was completed since the last call."""

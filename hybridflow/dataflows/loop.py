@@ -115,6 +115,7 @@ class Loop:
                 self.save()
             self.saved.complete()
         except BaseException as error:
+            self._save_before_end(error)
             self.saved.end(error)
             if is_in_place(self._run.checkpoints.run_dir):
                 self.log_step()
@@ -122,6 +123,16 @@ class Loop:
                     self._samples.end_run(self._step)
             raise
         self._samples.end_run(self._step)
+
+    def _save_before_end(self, error: BaseException) -> None:
+        """Saves the last whole step, unless the error has changed roles; the run would repeat it otherwise."""
+        if self._step in (0, self.saved.begun_step) or isinstance(error, NewPlan):
+            return
+        try:
+            if self.saved.is_possible_after(error):
+                self._save_and_finish()
+        except Exception as further:  # noqa: BLE001 (the first error is the one to show)
+            logger.warning("the last step could not be saved: %s", further)
 
     def begin(self) -> None:
         """Gives the rollout its weights and evaluates the model before the first step, unless that has been done."""

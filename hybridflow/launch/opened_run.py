@@ -170,17 +170,17 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
         seconds = time.monotonic() - context.moved_at
         logger.warning("new plan with %s after %.1f s; the run continues after step %d", context.moved, seconds, step)
     elif context.supervised is not None and context.supervised.number:
-        _note_restart(run.checkpoints.run_dir, context.supervised, step=step)
+        _note_restart(run.checkpoints.run_dir, context.supervised, step=step, total=total)
     context.moved = ""
 
 
-def _note_restart(directory: Path, start: Start, *, step: int) -> None:
+def _note_restart(directory: Path, start: Start, *, step: int, total: int) -> None:
     """Logs that a supervised run continues in a new process, and adds the ends of the previous ones to the ledger."""
     now, time_now = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     ends = [*start.unrecorded, start]
     for end, until in zip(ends, [*(later.died_at for later in ends[1:]), now], strict=True):
-        fault = {"step": end.step + 1, "time": time_now, "fault": DRIVER_DIED, "kind": "driver", "policy": "restart"}
-        fault |= {"message": f"The run's process {end.how}."}
+        fault = {"step": min(end.step + 1, total), "time": time_now, "fault": DRIVER_DIED, "kind": "driver"}
+        fault |= {"policy": "restart", "message": f"The run's process {end.how}."}
         lost = {"seconds": round(now - end.died_at, 3), "cost_seconds": round(until - end.died_at, 3)}
         outcome = {"resumed_step": step, "repeated_steps": end.step - step, **lost}
         append_faults(directory / FAULTS_FILE, [fault], outcome)

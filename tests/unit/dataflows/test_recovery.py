@@ -257,6 +257,27 @@ def test_an_error_ends_the_run_as_it_is_if_no_policy_handles_it(toy_dir, tmp_pat
     assert [fault["policy"] for fault in faults_of(tmp_path / "run")] == ["stop"]
 
 
+@pytest.mark.parametrize(("is_updated", "newest"), [(False, "step_3"), (True, "step_2")])
+def test_an_error_of_the_users_code_saves_the_last_step_unless_the_model_has_changed_since(
+    toy_dir, tmp_path, is_updated, newest
+):
+    class Raising(GRPO):
+        def step(self, prompts: Batch) -> Metrics:
+            if self.iteration == 3 and not is_updated:
+                raise RewardError("no", remedy="wait")
+            metrics = super().step(prompts)
+            if self.iteration == 3:
+                raise RewardError("no", remedy="wait")
+            return metrics
+
+    trainer = Trainer(eval_every=0, samples_every=0, total_steps=6, save_every=2)
+    run = run_of(toy_dir(), tmp_path, trainer, Raising, evaluated=False)
+    with pytest.raises(RewardError):
+        Loop(run).run()
+    assert [path.name for path in run.checkpoints.paths()][-1] == newest
+    assert [row for row in run.tracker.rows if row] == [1, 2, 3]
+
+
 def test_a_checkpoint_that_cannot_be_written_is_written_again(toy_dir, tmp_path, monkeypatch):
     run, save, failed = failing(toy_dir(), tmp_path / "run", None, storage="retry"), CheckpointStore.save, []
 

@@ -168,7 +168,7 @@ def test_a_failure_in_a_worker_is_status_1_with_its_place_in_the_log_and_a_repor
     for part in ("the trap", "role=reward rank=0", "method=score", f"report      {directory}/report.html"):
         assert part in shown
     assert "all roles have started; 0 of " in shown
-    assert f"checkpoint  {directory}/checkpoints/step_2  (the same command resumes from it; " in shown
+    assert f"checkpoint  {directory}/checkpoints/step_3  (the same command resumes from it; " in shown
     assert "trainer.resume_changed=accept" in shown
     page, last = (directory / "report.html").read_text(), (directory / "run.log").read_text().splitlines()[-1]
     assert "<strong>failed</strong>" in page and "the trap" in page

@@ -399,9 +399,7 @@ class Loop:
     def _how_it_stopped(self) -> Stopped | None:
         asked, trainer = self._run.stop.signal, self._run.trainer
         is_over = self._step == trainer.total_steps and self._unlogged is None and not self._is_restoring
-        if asked is None or is_over:
-            return None
-        return Stopped(asked.name, self.saved.step, self._abandoned)
+        return None if asked is None or is_over else Stopped(asked.name, self.saved.step, self._abandoned)
 
     def _publish(self) -> None:
         """Gives the rollout the actor's weights, with the step as their version."""

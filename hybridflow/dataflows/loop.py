@@ -13,8 +13,7 @@ from hybridflow.dataflows.ahead import PROMPTS, Ahead
 from hybridflow.dataflows.checkpointing import Checkpointing
 from hybridflow.dataflows.run import Outcome, Run, Stopped
 from hybridflow.dataflows.snapshots import Snapshots
-from hybridflow.dataflows.stages import stage_name
-from hybridflow.dataflows.step import failing_in, size_of
+from hybridflow.dataflows.step import failing_in, is_due, step_metrics
 from hybridflow.dataflows.training_samples import TrainingSamples
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.claim import check_in_place, is_in_place, let_go
@@ -26,8 +25,7 @@ from hybridflow.errors import HybridflowError, NoRoom, NumericError
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, plain
-from hybridflow.observability.performance import call_metrics, memory_metrics, throughput
-from hybridflow.observability.trace import STEP
+from hybridflow.observability.performance import memory_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +175,7 @@ class Loop:
         """Evaluates, logs and saves the last step, as far as that is due and has not been done."""
         run, stop = self._run, self._run.stop
         is_last = self._step == run.trainer.total_steps or self._is_ended
-        is_evaluated = bool(run.evaluations) and _is_due(run.trainer.eval_every, self._step, is_last=is_last)
+        is_evaluated = bool(run.evaluations) and is_due(run.trainer.eval_every, self._step, is_last=is_last)
         if self._unlogged is not None and not (is_evaluated and stop.signal):
             if is_evaluated:
                 self.evaluate()
@@ -188,7 +186,7 @@ class Loop:
             self.log_step()
         fault_point("step_done")
         is_asked = stop.signal is not None and run.trainer.save_every > 0
-        if is_asked or self.saved.is_owed or _is_due(run.trainer.save_every, self._step, is_last=is_last):
+        if is_asked or self.saved.is_owed or is_due(run.trainer.save_every, self._step, is_last=is_last):
             self.save()
         if is_last or is_asked:
             self.saved.finish()
@@ -276,7 +274,7 @@ class Loop:
     @contextmanager
     def stepping(self) -> Iterator[Batch]:
         """Yields the next batch to a block that trains on it, and counts the step when the block has ended."""
-        run, dataflow = self._run, self._run.dataflow
+        run = self._run
         self.saved.look()
         self._position = self._where_data_is()
         run.calls.mark()
@@ -291,13 +289,8 @@ class Loop:
         self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
-        section = run.trace.record(STEP, self._step, started, self._step_seconds)
-        for (role, method), total in section.totals().items():
-            run.timers.add(stage_name(role, method), total.seconds)
         metrics = {"training/global_step": last(self._step), "training/epoch": last(epoch)}
-        metrics |= call_metrics(section)
-        tokens, samples = size_of(dataflow, prompts)
-        metrics |= throughput(tokens, time.perf_counter() - started, samples, devices=run.num_devices)
+        metrics |= step_metrics(run, self._step, prompts, started=started, seconds=self._step_seconds)
         self._samples.end_step(self._step)
         self._unlogged = plain(metrics | accounts | run.timers.metrics() | memory_metrics() | self.saved.metrics())
         run.timers.reset()
@@ -391,9 +384,7 @@ class Loop:
         self._ahead.restore(state.get("ahead", {}), self._left_out)
         self._step, self._position = step, self._where_data_is()
         self._evaluation, self.first_evaluation = state["evaluation"], state["first_evaluation"]
-        first, last_evaluated = state.get("evaluated", (0, step))
-        self._evaluated = (first, last_evaluated)
-        self._unlogged = state.get("unlogged")
+        self._evaluated, self._unlogged = tuple(state.get("evaluated", (0, step))), state.get("unlogged")
         self._publish()
 
     def _how_it_stopped(self) -> Stopped | None:
@@ -405,7 +396,3 @@ class Loop:
         """Gives the rollout the actor's weights, with the step as their version."""
         wait(*(policy.publish_weights(version=self._step) for policy in self._run.policies))
         self._run.trace.skip()
-
-
-def _is_due(every: int, step: int, *, is_last: bool) -> bool:
-    return every > 0 and (step % every == 0 or is_last)

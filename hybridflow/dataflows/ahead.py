@@ -71,7 +71,6 @@ class Ahead:
         """Whether a step has begun and not ended."""
 
         self._run = run
-        self._stream: Loader = run.streams[PROMPTS]
         self._queue: list[Queued] = []
         self._skipped: Counter[int] = Counter()
         """Batches that were left out before the one of each step that has been drawn."""
@@ -82,6 +81,10 @@ class Ahead:
 
         self._drawn: Mapping[str, int] = {}
         """The state of the stream when `learn` begins."""
+
+    @property
+    def _stream(self) -> Loader:
+        return self._run.streams[PROMPTS]  # an evaluation has none
 
     def begin(self, step: int, left_out: Sequence[int]) -> Batch:
         """The prompts of a step; those of later steps are drawn and collected too, as far as the run goes ahead.

@@ -36,8 +36,8 @@ def test_a_driver_that_is_killed_twice_loses_and_repeats_no_step(processes: Proc
     assert "(restart 2 of 2); the run continues after step 4, 1 step back" in ended.words
     faults = [json.loads(line) for line in (run.run_dir / FAULTS_FILE).read_text().splitlines()]
     assert [(fault["kind"], fault["step"], fault["resumed_step"]) for fault in faults] == [
-        ("driver", 3, 2),
-        ("driver", 5, 4),
+        ("driver", 4, 2),
+        ("driver", 6, 4),
     ]
     ending = read_ending(run.run_dir)
     assert ending is not None and ending.how == "done"
@@ -117,7 +117,7 @@ def run(start: Start) -> int:
     if start.number in (0, 1, 3):
         os.kill(os.getpid(), signal.SIGKILL)
     from hybridflow.launch.opened_run import _note_restart
-    _note_restart(directory, start, step=0)
+    _note_restart(directory, start, step=0, total=9)
     if start.number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return 0

@@ -20,7 +20,7 @@ from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore, step_of
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import RemoteCheckpoints
-from hybridflow.elastic.survival import FaultHistory, Survival, kind_of
+from hybridflow.elastic.survival import Survival, kind_of
 from hybridflow.errors import (
     BatchError,
     CheckpointError,
@@ -124,25 +124,6 @@ def test_the_run_after_a_fault_is_the_run_without_one(toy_dir, tmp_path, dies, s
     assert all(map(torch.equal, weights(hurt), weights(whole)))
     assert restarts.respawned == [{"rewards"}]
     assert f'"resumed_step": {resumed}' in (tmp_path / "hurt" / "faults.jsonl").read_text()
-
-
-def test_a_fault_costs_the_work_that_is_repeated_also_if_all_roles_start_again(tmp_path, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr("hybridflow.elastic.survival.time.monotonic", lambda: now)
-    parts = {"trainer": Trainer(), "learner_pools": {"main"}, "pool_of": {"actor": "main"}, "reconnect": lambda: None}
-    history = FaultHistory()
-    parts |= {"ledger": tmp_path / "faults.jsonl", "history": history}
-    before = Survival(Restarts(is_unchanged=False), **parts)
-    for step in range(4):
-        now = 10.0 * step
-        before.reached(step)
-    now = 35.0
-    assert before.can_survive(NodeLost("gone", **PLACE), step=4, done=3)
-    now, after = 60.0, Survival(Restarts(is_unchanged=False), **parts)
-    after.reached(1)
-    after.continued(step=1, source="the checkpoint", plan="1 device instead of 2")
-    [fault] = faults_of(tmp_path)
-    assert (fault["seconds"], fault["cost_seconds"], fault["repeated_steps"]) == (25.0, 50.0, 2)
 
 
 def test_a_copy_that_is_lost_is_replaced_by_the_checkpoint(toy_dir, tmp_path, monkeypatch, caplog):

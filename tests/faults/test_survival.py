@@ -72,7 +72,7 @@ def test_a_trained_model_that_dies_is_restored_and_no_row_is_lost_or_repeated(
     assert_is_whole(run, whole())
     fault, *_ = faults_of(run)
     assert (fault["fault"], fault["role"], fault["rank"], fault["pools"]) == ("WorkerDied", "actor+reward", 0, "main")
-    assert fault["step"] == 3 and 1 <= fault["resumed_step"] <= 3
+    assert fault["step"] == 4 and 1 <= fault["resumed_step"] <= 3
     assert "fault: The process of rank 0 of 'actor+reward'" in ended.words
     assert "recovered: new processes in pool=main" in ended.words
 
@@ -86,7 +86,7 @@ def test_a_rollout_that_dies_is_replaced_and_its_step_begins_again(
     assert ended.status == 0, ended.said
     assert_is_whole(run, whole(*APART))
     [fault] = faults_of(run)
-    assert (fault["pools"], fault["step"], fault["resumed_step"]) == ("generation", 3, 3)
+    assert (fault["pools"], fault["step"], fault["resumed_step"]) == ("generation", 4, 3)
 
 
 def test_a_run_ends_after_too_many_faults_and_says_so(ray_backend: Backend, command: MakeCommand):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from hybridflow.config.algorithm import Algorithm, Preference
 from hybridflow.config.data import Data
+from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import Trainer
 from hybridflow.config.model import Model
@@ -122,6 +123,7 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
     },
     Algorithm: {"advantage": _code, "policy_loss": _code},
     Rollout: {"engine": _code},
+    EnvironmentSettings: {"name": _code},
     Preference: {"loss": _code},
     Reward: {"functions": _code},
     Role: {"functions": _code},

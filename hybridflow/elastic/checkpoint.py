@@ -134,7 +134,8 @@ class CheckpointStore:
         """
         steps = {step_of(path): path for path in self.paths()}
         evaluations = {step: evaluation_of(path) for step, path in steps.items() if _is_intact(path)}
-        kept = self.keep.kept(evaluations | {step_of(just_written): evaluation_of(just_written)})
+        evaluations[step_of(just_written)] = evaluation_of(just_written)
+        kept = self.keep.kept(evaluations)
         oldest = sorted(evaluations)[-max(self.keep.latest, 1) :][0]
         for step, path in steps.items():
             is_expired = step not in kept and (step in evaluations or step < oldest)

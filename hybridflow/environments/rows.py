@@ -40,9 +40,11 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
     versions = [result.version for result in order]
     known = [version for version in versions if version is not None]
     assert known, "no episode of the batch has a reply"
+    oldest = torch.tensor([known[0] if version is None else version for version in versions])
+    runs = torch.stack([oldest, torch.zeros_like(oldest)], 1)  # no weights arrive while episodes run
     return Batch.of(
         rows={
-            "weight_version": torch.tensor([known[0] if version is None else version for version in versions]),
+            "weight_version": oldest,
             "truncated": torch.tensor([result.is_truncated for result in order]),
             "turns": torch.tensor([float(result.turns) for result in order]),
         },
@@ -51,6 +53,7 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
             "response_ids": Ragged.from_rows([row.response_ids for row in rows], torch.int64),
             "response_mask": Ragged.from_rows([row.mask for row in rows], torch.float32),
             "rollout_logprobs": Ragged.from_rows([row.logprobs for row in rows], torch.float32),
+            "version_runs": Ragged.from_lengths(runs, torch.ones_like(oldest)),
             "turn_rewards": Ragged.from_rows(
                 [turn_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)], torch.float32
             ),

@@ -1,5 +1,6 @@
 """A run as its directory records it: its plan with the layouts that it had, and what its steps measured."""
 
+import errno
 import os
 import re
 from dataclasses import dataclass, replace
@@ -137,6 +138,8 @@ class RecordedRun:
         """The metrics of each step that the run logged."""
         file = self.run_dir / METRICS_FILE
         try:
+            if file.exists() and not file.is_file():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             return [*rows_by_step(file).values()]
         except OSError as error:
             raise DataError(

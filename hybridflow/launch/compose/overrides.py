@@ -127,9 +127,9 @@ def suggestion(key: str) -> str:
     another system calls so, or the nearest."""
     if known := replacement(key) or counterpart(key) or _of_followed_role(key) or _of_functions(key):
         return f"{known} "
-    if close := fields.nearest(key):
+    section, _, name = key.rpartition(".")
+    if (close := fields.nearest(key)) and not (section in GROUPS and name == "name"):
         return f"Did you mean {close}? "
-    section = key.rpartition(".")[0]
     if section in GROUPS:
         return f"Did you mean {section}=NAME? "
     names = fields.names_in(section)

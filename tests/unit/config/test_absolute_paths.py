@@ -44,7 +44,9 @@ def test_every_setting_whose_documentation_speaks_of_a_file_becomes_absolute(her
     field = next(field for field in fields_of(section) if field.name == name)
     wanted = (
         "code/mine.py:f"
-        if (field.type is str and name != "resume") or name in ("functions", "filters", "map", "dataset", "engine")
+        if (field.type is str and name != "resume")
+        or name in ("functions", "filters", "map", "dataset", "engine")
+        or path == "environment.name"
         else "model"
     )
     setattr(section, name, [wanted] if isinstance(vars(section)[name], list) else wanted)

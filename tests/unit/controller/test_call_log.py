@@ -37,7 +37,7 @@ def test_a_call_needs_those_whose_columns_it_takes_and_those_that_the_driver_has
         "actor.generate": set(),
         "judge.score": {"actor.generate"},
         "critic.values": {"actor.generate"},
-        "actor.update": {"actor.generate", "critic.values"},  # which may have added more columns than it declares
+        "actor.update": {"actor.generate"},  # which declares all columns that it takes
         "critic.columns_seen": {"judge.score"},  # read by the driver, and itself after actor.generate
         "judge.last_seen": {"judge.score", "actor.update"},
     }

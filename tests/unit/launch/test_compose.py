@@ -121,7 +121,7 @@ def test_a_switch_is_on_or_off_as_yaml_writes_it(tmp_path, written_as, is_on):
     ("override", "message", "remedy"),
     [
         ("trainer.seed=abc", "trainer.seed has the wrong type: Value 'abc'", "takes a whole number"),
-        ("trainer.seed=null", "trainer.seed has the wrong type", "takes a whole number"),
+        ("trainer.seed=null", "trainer.seed cannot be null", ""),
         ("data.shuffle=perhaps", "data.shuffle has the wrong type", "takes true or false"),
         ("model.trust_remote_code=2", "model.trust_remote_code=2 has the wrong type", "takes true or false"),
         ("roles.judge={process: 1}", "roles.judge.process=1 has the wrong type", "takes true or false"),

@@ -52,7 +52,13 @@ def killed(tmp_path_factory) -> Path:
     run_dir, reward = folder / "run", folder / "reward.py"
     checkpoint = run_dir / "checkpoints" / "step_4" / "manifest.json"
     reward.write_text(REWARD.format(checkpoint=str(checkpoint)))
-    words = [*SETTINGS, "reward.processes=0", f"reward.functions=[{reward}:right]", f"trainer.run_dir={run_dir}"]
+    words = [
+        *SETTINGS,
+        "trainer.async_save=false",
+        "reward.processes=0",
+        f"reward.functions=[{reward}:right]",
+        f"trainer.run_dir={run_dir}",
+    ]
     command = [sys.executable, "-m", "hybridflow", "ppo", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + SECONDS

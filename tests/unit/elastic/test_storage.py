@@ -127,7 +127,7 @@ writers = {
     "safetensors": lambda d: save_file(tensor, d / "x"),
 }
 store = CheckpointStore(pathlib.Path(sys.argv[1]))
-store.save(1, lambda d: {} if (d / "x").write_bytes(b"small") else {}, {"step": 1})
+store.save(1, lambda d: {"actor": {}} if (d / "x").write_bytes(b"small") else {}, {"step": 1})
 for name, write in writers.items():
     try:
         store.save(2, write, {"step": 2})

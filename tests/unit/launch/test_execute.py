@@ -234,9 +234,9 @@ def test_the_directory_is_claimed_before_a_checkpoint_is_read(words, monkeypatch
     """So the same command twice is refused, also while the first still verifies its checkpoint."""
     claimed = []
 
-    def watched(resume: str, store: CheckpointStore, *others) -> Checkpoint | None:
+    def watched(resume: str, store: CheckpointStore, *others, **named) -> Checkpoint | None:
         claimed.append(is_claimed(store.run_dir))
-        return resolve_resume(resume, store, *others)
+        return resolve_resume(resume, store, *others, **named)
 
     monkeypatch.setattr(run_directory, "resolve_resume", watched)
     words.prepared("run")

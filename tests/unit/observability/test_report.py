@@ -155,8 +155,8 @@ def test_faults_are_marked_on_the_curves_and_listed_with_their_cost(tmp_path):
 
 @pytest.mark.parametrize("cost", ["NaN", "Infinity", "-1e300", "1" + "0" * 400, '"16"', "[]"])
 def test_a_cost_that_is_no_time_does_not_keep_the_report_from_being_written(tmp_path, cost):
-    row = f'{{"step": 19, "kind": "process", "fault": "WorkerDied", "resumed_step": 10, "cost_seconds": {cost}}}'
-    (_run_dir(tmp_path) / "faults.jsonl").write_text(row + "\n")
+    row = f'{{"step": 20, "kind": "process", "fault": "WorkerDied", "resumed_step": 10, "cost_seconds": {cost}, '
+    (_run_dir(tmp_path) / "faults.jsonl").write_text(row + '"repeated_steps": 9}\n')
     assert "continued after step 10, 9 steps back" in write_report(tmp_path).read_text()
 
 

@@ -120,6 +120,7 @@ import sys, pathlib, torch
 from safetensors.torch import save_file
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.errors import ResourceError
+from tests.unit.elastic.victim import save
 tensor = {"x": torch.zeros(1 << 20)}
 writers = {
     "python": lambda d: (d / "x").write_bytes(bytes(4 << 20)),
@@ -127,7 +128,7 @@ writers = {
     "safetensors": lambda d: save_file(tensor, d / "x"),
 }
 store = CheckpointStore(pathlib.Path(sys.argv[1]))
-store.save(1, lambda d: {"actor": {}} if (d / "x").write_bytes(b"small") else {}, {"step": 1})
+save(store, 1)
 for name, write in writers.items():
     try:
         store.save(2, write, {"step": 2})

@@ -87,10 +87,6 @@ class RolloutTraits(EngineTraits):
     sequences_on_gpus: int = DEFAULT_SEQUENCES
     """The default of `rollout.max_sequences` on a GPU."""
 
-    can_interrupt: bool = True
-    """Whether rows that run can be interrupted between two tokens, and others join them. Otherwise the engine serves
-    synchronous runs only."""
-
     check_model: Callable[[Path, str, int], None] = lambda directory, device, pipeline: None
     """Raises `ConfigError` for a model directory that it cannot run on a device ("cpu", "cuda") in pipeline stages."""
 
@@ -135,7 +131,7 @@ ROLLOUT_ENGINES: Mapping[str, RolloutTraits] = {
 }
 
 
-CUSTOM_ROLLOUT = RolloutTraits(runs_transformers=False, can_interrupt=False)
+CUSTOM_ROLLOUT = RolloutTraits(runs_transformers=False)
 """An engine class of the user's own: each rank has one, which is not divided."""
 
 

@@ -87,7 +87,7 @@ class CustomEngine(RolloutShell):
     A subclass implements `respond`. An engine that runs the policy passes it to `__init__`: the trained weights are
     written to its parameters after each training step; then `resume` is called, which a subclass may extend. An engine
     without a model receives no weights. Rows are generated to their ends, all rows of a call of `submit` at the next
-    `poll`; asynchronous runs need an engine whose rows can be interrupted (see `RolloutTraits.can_interrupt`).
+    `poll`.
 
         class Engine(CustomEngine):
             def __init__(self, setup: CustomEngineSetup) -> None:

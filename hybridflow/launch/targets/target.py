@@ -79,16 +79,22 @@ def _count(value: object, where: str) -> int:
     raise _wrong(where, value, wanted)
 
 
-def _time(value: object, where: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"([0-9]{1,4}-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]", value):
-        raise _wrong(where, value, "a time: HH:MM:SS or DAYS-HH:MM:SS")
-    return value
+def _matching(form: str, wanted: str) -> _Read:
+    """A reader of texts of a form, a regular expression."""
+
+    def read(value: object, where: str) -> str:
+        if not isinstance(value, str) or not re.fullmatch(form, value):
+            raise _wrong(where, value, wanted)
+        return value
+
+    return read
 
 
-def _memory(value: object, where: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[1-9][0-9]{0,6}[GT]", value):
-        raise _wrong(where, value, "an amount of memory per node, such as 512G")
-    return value
+_time = _matching(r"([0-9]{1,4}-)?[0-9]{1,2}:[0-5][0-9]:[0-5][0-9]", "a time: HH:MM:SS or DAYS-HH:MM:SS")
+_memory = _matching(r"[1-9][0-9]{0,6}[GT]", "an amount of memory per node, such as 512G")
+_name = _matching(
+    r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", "a name of lowercase letters, digits and dashes, of at most 47 characters"
+)
 
 
 def _mounts(value: object, where: str) -> tuple[str, ...]:
@@ -119,12 +125,6 @@ def _names(value: object, where: str) -> tuple[str, ...]:
         if not re.fullmatch(r"[A-Za-z_][-.\w]*", name):
             raise _wrong(where, name, "a name, without a value")
     return names
-
-
-def _name(value: object, where: str) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?", value):
-        raise _wrong(where, value, "a name of lowercase letters, digits and dashes, of at most 47 characters")
-    return value
 
 
 def _option(form: str, about: str, read: _Read, *kinds: TargetKind, default: tuple[str, ...] | None = None) -> Any:

@@ -16,6 +16,7 @@ from hybridflow.controller import ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Policy
+from hybridflow.dataflows.run import Run
 from hybridflow.models.tokenizers import load_tokenizer
 from hybridflow.observability.metrics import Metrics, last
 from hybridflow.observability.samples import Sample
@@ -130,3 +131,16 @@ class Notebook:
 
     def close(self) -> None:
         pass
+
+
+def numbers(run: Run) -> dict[int, dict[str, float]]:
+    """The rows of a run with a `Notebook`, without times."""
+    skipped = ("timing_s/", "perf/")
+    rows = run.tracker.rows.items()
+    return {step: {name: value for name, value in row.items() if not name.startswith(skipped)} for step, row in rows}
+
+
+def weights(run: Run) -> list[torch.Tensor]:
+    """Copies of the actor's weights, in a run on one local device."""
+    [host] = run.calls._hosts[run.learners["actor"].pool]
+    return [shard.tensor.clone() for shard in host.workers["actor"].engine.weight_shards()]

@@ -30,7 +30,7 @@ from hybridflow.elastic.survival import Survival
 from hybridflow.errors import BatchError, NumericError
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.trace import CallTrace
-from tests.unit.dataflows.programs import Notebook, calculator_prompts, local_roles
+from tests.unit.dataflows.programs import Notebook, calculator_prompts, local_roles, numbers, weights
 from tests.unit.dataflows.test_algorithms import function
 from tests.unit.dataflows.test_loop import decoder
 
@@ -93,18 +93,6 @@ def run_of(directory: Path, run_dir: Path, kind=GRPO, *, staleness=1, ahead=1, s
         calls=roles.backend,
         asynchrony=Asynchrony(max_staleness=staleness, ahead=ahead),
     )
-
-
-def numbers(run: Run) -> dict[int, dict[str, float]]:
-    """The rows without times."""
-    skipped = ("timing_s/", "perf/")
-    rows = run.tracker.rows.items()
-    return {step: {name: value for name, value in row.items() if not name.startswith(skipped)} for step, row in rows}
-
-
-def weights(run: Run) -> list[torch.Tensor]:
-    [host] = run.calls._hosts[run.learners["actor"].pool]
-    return [shard.tensor.clone() for shard in host.workers["actor"].engine.weight_shards()]
 
 
 def consumed(run: Run) -> Counter[int]:

@@ -35,6 +35,7 @@ from hybridflow.errors import (
 )
 from hybridflow.models.shard_files import PlannedDirectory
 from hybridflow.observability.metrics import Metrics, last
+from tests.unit.dataflows.programs import numbers, weights
 from tests.unit.dataflows.test_loop import run_of
 
 PLACE = {"remedy": "none", "role": "actor", "rank": 0, "node": "here", "method": "update"}
@@ -94,17 +95,6 @@ def mortal(
         ledger=run_dir / "faults.jsonl",
     )
     return replace(run, survival=survival)
-
-
-def numbers(run: Run) -> dict[int, dict[str, float]]:
-    skipped = ("timing_s/", "perf/")
-    rows = run.tracker.rows.items()
-    return {step: {n: v for n, v in row.items() if not n.startswith(skipped)} for step, row in rows}
-
-
-def weights(run: Run) -> list[torch.Tensor]:
-    [host] = run.calls._hosts[run.learners["actor"].pool]
-    return [shard.tensor.clone() for shard in host.workers["actor"].engine.weight_shards()]
 
 
 @pytest.mark.parametrize(

@@ -60,21 +60,23 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
     rows = rows_of_run(tmp_path / "run", [*small_run(tmp_path), *settings, "rollout.samples_per_prompt=16"])
     steps = steps_of(tmp_path / "run")
     assert [step.step for step in steps] == [1, 2, 3]
-    overlaps = []
+    overlaps, saved = [], []
     for step, row in zip(steps, rows[-3:], strict=True):
         assert_sound(step)
         assert {span.name for span in step.spans} >= PPO_CALLS
         spans = [only(step, name) for name in LOOKED_AT]
         overlaps.append(min(span.end for span in spans) - max(span.start for span in spans))
-        assert step.seconds < sum(total.seconds for total in step.totals().values())
+        saved.append(sum(total.seconds for total in step.totals().values()) - step.seconds)
         path = {span.name for span in step.critical_path()}
         assert "reward.score" in path and path & {"actor.update", "critic.update"}
         assert 2.5 < row["perf/critical_path_seconds"] <= row["timing_s/step"] + 1e-4
         for pool in ("policy", "frozen", "values"):  # all three wait for most of the 2.5 s of the reward
             assert 0.0 < row[f"perf/idle_fraction/{pool}"] <= 1.0
         assert row["perf/idle_fraction/judge"] < row["perf/idle_fraction/frozen"]
-    # On busy cores a short call may start when another has ended; the reward's sleep is in every overlap of two.
-    assert max(overlaps) > 0.0
+    # On busy cores a short call may start when another has ended, and what lies between calls may take longer than the
+    # overlap; on a busy machine neither happens in every step.
+    assert max(overlaps) > 0.0, overlaps
+    assert max(saved) > 0.0, saved
 
 
 @pytest.mark.ray

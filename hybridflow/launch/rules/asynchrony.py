@@ -4,11 +4,12 @@ import logging
 from collections.abc import Iterator
 
 from hybridflow.config.algorithm import CorrectionLevel, OldLogprobs
+from hybridflow.config.derived import pool_of
 from hybridflow.config.loop import BackendKind
 from hybridflow.dataflows.interface import is_in_halves, learns_from_samples
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import is_colocated
+from hybridflow.launch.plan.roles import ROLLOUT, is_colocated
 
 logger = logging.getLogger(__name__)
 
@@ -22,11 +23,33 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
 
     Logs where nothing overlaps.
     """
-    config, dataflow = plan.config, plan.dataflow
+    config = plan.config
     staleness = config.asynchrony.max_staleness
     if not staleness:
         return
     key = f"asynchrony.max_staleness={staleness}"
+    problems = list(staleness_problems(plan, key))
+    yield from problems
+    if problems:
+        return
+    if plan.backend is BackendKind.local:
+        logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
+    elif is_colocated(config):
+        logger.info(
+            "%s: the rollout is in the actor's processes, so generation does not overlap with training;"
+            " give it a pool of its own (placement.roles.rollout)", key,
+        )  # fmt: skip
+    elif waiting := _scorers_between_updates(plan):
+        logger.info(
+            "%s: %s shares a pool with a trained role and waits for generation, so generation does not overlap with"
+            " training; give it the rollout's pool (placement.roles.%s=%s)",
+            key, waiting[0], waiting[0], pool_of(config, ROLLOUT),
+        )  # fmt: skip
+
+
+def staleness_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:
+    """Why a run cannot learn from older samples; `key` is the setting that asks for it."""
+    config, dataflow = plan.config, plan.dataflow
     if not learns_from_samples(dataflow):
         yield ConfigError(
             f"{key}: dataflow={config.dataflow} does not learn from samples of a rollout, so nothing can be generated"
@@ -44,13 +67,12 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
         )
         return
     yield from _loss_problems(plan, key)
-    if plan.backend is BackendKind.local:
-        logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
-    elif is_colocated(config):
-        logger.info(
-            "%s: the rollout is in the actor's processes, so generation does not overlap with training;"
-            " give it a pool of its own (placement.roles.rollout)", key,
-        )  # fmt: skip
+
+
+def _scorers_between_updates(plan: RunPlan) -> list[str]:
+    """The roles that score samples in the pool of a trained role: a pool runs its calls in turn."""
+    trained = {role.pool for role in plan.roles if role.is_trained}
+    return [role.name for role in plan.roles if role.reward is not None and role.pool in trained]
 
 
 def _loss_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:

@@ -86,6 +86,11 @@ def test_a_run_says_where_nothing_overlaps(caplog):
     caplog.clear()
     pools = "placement={pools: {a: {devices: 1}, b: {devices: 1}}, roles: {rollout: b}}"
     judged(planned("algorithm=grpo", STALE, "trainer.devices=2", pools), asynchrony_problems)
+    assert "reward shares a pool with a trained role" in caplog.text
+    assert "placement.roles.reward=b" in caplog.text
+    caplog.clear()
+    pools = pools.replace("rollout: b", "rollout: b, reward: b")
+    judged(planned("algorithm=grpo", STALE, "trainer.devices=2", pools), asynchrony_problems)
     assert "overlap" not in caplog.text
 
 

@@ -13,6 +13,9 @@ from hybridflow.launch.plan.roles import ROLLOUT, is_colocated
 
 logger = logging.getLogger(__name__)
 
+_LEAST_INTERPOLATED = 2
+"""Steps that generation must run ahead for old log-probabilities to be interpolated."""
+
 _SYNCHRONOUS = "use asynchrony.max_staleness=0"
 _UNBOUNDED = ("kl_cov",)
 """Losses that read the old log-probabilities, but limit the ratio of only a few tokens."""
@@ -67,6 +70,54 @@ def staleness_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:
         )
         return
     yield from _loss_problems(plan, key)
+
+
+def interpolation_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """`algorithm.old_logprobs=interpolate` where it changes nothing, or where something else needs the old ones."""
+    config, loss = plan.config, plan.functions.policy_loss
+    algorithm, asynchrony, key = config.algorithm, config.asynchrony, "algorithm.old_logprobs=interpolate"
+    if algorithm.old_logprobs is not OldLogprobs.interpolate or not learns_from_samples(plan.dataflow):
+        return
+    if asynchrony.depth < _LEAST_INTERPOLATED:
+        given = f"asynchrony.max_staleness={asynchrony.max_staleness} asynchrony.ahead={asynchrony.ahead}"
+        yield ConfigError(
+            f"{key} with {given}: samples are at most one version old, for which the interpolation gives the rollout's"
+            " log-probabilities.",
+            remedy="Use algorithm.old_logprobs=auto, or let generation run at least two steps ahead:"
+            " asynchrony.max_staleness=2 asynchrony.ahead=2.",
+            key="algorithm.old_logprobs",
+            among=["algorithm.old_logprobs", "asynchrony.max_staleness", "asynchrony.ahead"],
+        )
+    correction = algorithm.correction
+    if correction.weights is CorrectionLevel.none:
+        yield ConfigError(
+            f"{key} without importance weights: the ratio in the loss compares the policy with one between itself and"
+            " the rollout's, and nothing corrects for the rest of the difference.",
+            remedy="Add the weights of decoupled PPO: algorithm.correction.weights=token.",
+            key="algorithm.correction.weights",
+            among=["algorithm.old_logprobs", "algorithm.correction.weights"],
+        )
+    settings = {
+        "normalize": correction.normalize,
+        "reject": correction.reject is not CorrectionLevel.none,
+        "veto": correction.veto is not None,
+    }
+    for name in (name for name, is_set in settings.items() if is_set):
+        yield ConfigError(
+            f"{key} with algorithm.correction.{name}, which compares the rollout with the policy before the update: its"
+            " log-probabilities are not computed.",
+            remedy=f"Leave out algorithm.correction.{name}, or use algorithm.old_logprobs=auto.",
+            key=f"algorithm.correction.{name}",
+            among=["algorithm.old_logprobs", f"algorithm.correction.{name}"],
+        )
+    if loss is not None and "old_logprobs" in loss.prepares_from:
+        yield ConfigError(
+            f"{key} with algorithm.policy_loss={loss.name}, which chooses tokens by their log-probabilities before the"
+            " update: they are not computed.",
+            remedy="Use algorithm.policy_loss=ppo, or algorithm.old_logprobs=auto.",
+            key="algorithm.policy_loss",
+            among=["algorithm.old_logprobs", "algorithm.policy_loss"],
+        )
 
 
 def _scorers_between_updates(plan: RunPlan) -> list[str]:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +32,7 @@ from statistics import mean, median
 import psutil
 
 from benchmarks.record import HERE, environment
+from hybridflow.config.faults import MOST_IN_STEP
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
@@ -39,6 +40,10 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE
 RESULTS = HERE / "results" / "chaos.jsonl"
 STEPS = 30
 LONGEST_SECONDS = 900
+INJECTED_IN_STEP = MOST_IN_STEP - 1
+"""Faults before the next step is done: with more than `MOST_IN_STEP` in one step, a run ends, and a fault may belong to
+the step before."""
+
 USEFUL_SECONDS = 300.0
 """Useful work between two faults, for the effective training time."""
 
@@ -182,11 +187,12 @@ def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted:
     """A run with faults at random moments."""
     choose, injected, began = random.Random(seed), dict.fromkeys(KINDS, 0), time.monotonic()
     process = started(folder, layout)
-    run_dir = folder / "run"
+    run_dir, in_step = folder / "run", Counter[int]()
     while process.poll() is None and time.monotonic() - began < LONGEST_SECONDS:
         time.sleep(min(choose.expovariate(1 / mean_seconds), 4 * mean_seconds))
-        if process.poll() is not None or not numbers(run_dir):
+        if process.poll() is not None or not (done := numbers(run_dir)) or in_step[max(done)] == INJECTED_IN_STEP:
             continue
+        in_step[max(done)] += 1
         before = len(ledger(run_dir))
         if (kind := inject(choose, process.pid, folder / "trap")) is None:
             continue

@@ -158,7 +158,9 @@ def with_padding_among(batch: Batch) -> Batch:
 
 def with_shared_prefixes(batch: Batch) -> Batch:
     """The batch with prompts of 12 tokens for the first three rows, which go on alike in two, and of 9 for two more."""
-    prompts, responses = ([row.tolist() for row in batch.tokens(name).rows()] for name in ("prompt_ids", "response_ids"))
+    prompts, responses = (
+        [row.tolist() for row in batch.tokens(name).rows()] for name in ("prompt_ids", "response_ids")
+    )
     prompts[:3] = [[*range(2, 14)], [*range(2, 24)], [*range(2, 24)]]
     prompts[3:5] = [[*range(20, 29)]] * 2
     responses[4][:2] = responses[3][:2]

@@ -19,9 +19,10 @@ class MicroBatch:
     """Packed rows of a batch, on a device.
 
     `input_ids` [N] are prompts and responses, each sequence without its last token, which predicts nothing; `packing`
-    has their lengths. A prefix that rows share may be there once. A dummy sequence at the end may fill up N. `predicts` [M] are the positions in [N] whose outputs
-    predict the response tokens (`targets`), and `places` [M] the flat positions of these tokens in `shape` [B, R]. A
-    microbatch that does not count keeps ranks in step: its loss is multiplied by 0.
+    has their lengths. A prefix that rows share may be there once, and a dummy sequence at the end may fill up N.
+    `predicts` [M] are the positions in [N] whose outputs predict the response tokens (`targets`), and `places` [M] the
+    flat positions of these tokens in `shape` [B, R]. A microbatch that does not count keeps ranks in step: its loss is
+    multiplied by 0.
     """
 
     rows: Tensor
@@ -65,9 +66,7 @@ def make_microbatches(
     shared = inputs if shares_prefixes else None
     micros = [
         _micro(rows, prompts.select(rows), responses.select(rows), multiple_of, device, shares_prefixes=shares_prefixes)
-        for rows in microbatches(
-            inputs.lengths, budget_tokens=budget_tokens, together=together, sequences=shared
-        )
+        for rows in microbatches(inputs.lengths, budget_tokens=budget_tokens, together=together, sequences=shared)
     ]
     return micros + [_idle(multiple_of, device)] * (at_least - len(micros))
 

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+TURN_TOKENS = 16
+"""Decoding steps between two looks at which groups have finished, while a step waits for them."""
+
 
 class State(Enum):
     """`waiting` (not begun), `running`, or `done` (its samples have finished)."""
@@ -95,7 +98,7 @@ class GroupQueue:
         A step waits for as many old groups as the following steps could not take before they are too old: of those that
         are due at step + k, all but k B.
         """
-        done = self.of(State.done)
+        done = [group for group in self.of(State.done) if group.version >= step - self.max_staleness]
         if len(done) < self.groups_per_step:
             return None
         for later in range(self.max_staleness if self.waits else 0):

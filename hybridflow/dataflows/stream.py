@@ -17,7 +17,7 @@ from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.ahead import PROMPTS
 from hybridflow.dataflows.group_rollout import GroupRollout
 from hybridflow.dataflows.group_sampler import GroupSampler, rows_of_groups
-from hybridflow.dataflows.groups import Group, GroupQueue
+from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue
 from hybridflow.dataflows.groups import State as GroupState
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
@@ -27,9 +27,6 @@ from hybridflow.dataflows.saved_batch import State, as_state, from_state
 from hybridflow.observability.metrics import Metrics, measured
 
 logger = logging.getLogger(__name__)
-
-TURN_TOKENS = 16
-"""Decoding steps between two looks at which groups have finished, while a step waits for them."""
 
 
 class Stream:

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hybridflow.config.asynchrony import WhenStale
 from hybridflow.dataflows.groups import TURN_TOKENS, GroupQueue, State
 
 
@@ -43,7 +44,7 @@ def simulated(
     groups_per_step: int,
     depth: int,
     max_staleness: int,
-    waits: bool = True,
+    when_stale: WhenStale = WhenStale.wait,
     token_seconds: float = 1.0,
     learn_seconds: float = 0.0,
     overlaps: bool = True,
@@ -53,7 +54,7 @@ def simulated(
 
     `overlaps`: the rollout generates while a step learns. Groups that pass their deadline are replaced.
     """
-    run = _Simulation(tokens_of, GroupQueue(groups_per_step, depth, max_staleness, steps, waits))
+    run = _Simulation(tokens_of, GroupQueue(groups_per_step, depth, max_staleness, steps, when_stale))
     found: list[SimulatedStep] = []
     for step in range(steps):
         decoded, run.dropped, run.in_flight = 0, [], 0
@@ -85,7 +86,7 @@ class _Simulation:
     def begin(self, step: int, deadline_tokens: int | None) -> None:
         """Gives up groups that are too old or too late, and lets others begin; as `Stream._send`."""
         queue = self.queue
-        gone = [] if queue.waits else queue.stale(step)
+        gone = queue.stale(step)
         if deadline_tokens is not None:
             gone += [group for group in queue.overdue(deadline_tokens) if group not in gone]
         queue.remove(gone)

@@ -42,9 +42,12 @@ class GroupRollout:
         self.tokens = 0
         """Response tokens of all rows that have been returned."""
 
+        self.rows = 0
+        """Their number."""
+
         self._sampler = sampler
         self._num_replicas = 0
-        self._sent: list[BatchRef] = []
+        self._sent: list[tuple[BatchRef, bool]] = []
         self._withdrawn: list[Name] = []
         self._must_drop = True
 
@@ -60,8 +63,12 @@ class GroupRollout:
         max_tokens: int | Sequence[int | None] | None,
         yields: bool = False,
         stays_awake: bool = False,
+        is_recorded: bool = False,
     ) -> None:
-        """Calls `advance`, for rows that run and those that begin, without waiting."""
+        """Calls `advance`, for rows that run and those that begin, without waiting.
+
+        `is_recorded`: `receive` returns its decoding steps apart.
+        """
         if self._must_drop:
             self._must_drop = False
             dropped = self._sampler.advance(None, withdrawn=None, max_tokens=0, stays_awake=True)
@@ -75,21 +82,23 @@ class GroupRollout:
             yields=yields,
             stays_awake=stays_awake,
         )
-        self._sent.append(answer)
+        self._sent.append((answer, is_recorded))
 
-    def receive(self, *, waits: bool = True) -> tuple[list[int], list[list[int]]]:
+    def receive(self, *, waits: bool = True) -> tuple[list[int], list[list[int]], list[list[int]]]:
         """Waits for the answers to all calls, or takes those that have ended.
 
-        Returns the groups whose rows have all finished since the last call, and the decoding steps of each replica for
-        each answer.
+        Returns the groups whose rows have all finished since the last call, the decoding steps of each replica for each
+        answer, and those of the calls that are recorded.
         """
         ended: list[int] = []
         steps: list[list[int]] = []
-        while self._sent and (waits or self._sent[0].backend.has_ended(self._sent[0].pending())):
-            answer = self._sent.pop(0)
+        recorded: list[list[int]] = []
+        while self._sent and (waits or self._sent[0][0].backend.has_ended(self._sent[0][0].pending())):
+            answer, is_recorded = self._sent.pop(0)
             steps.append(_steps_of(answer))
+            recorded += steps[-1:] if is_recorded else []
             ended += self._note(answer)
-        return ended, steps
+        return ended, steps, recorded
 
     def withdraw(self, uids: Iterable[int]) -> None:
         """The next call returns these groups with the tokens that they have."""
@@ -131,6 +140,7 @@ class GroupRollout:
             group.finished[name] = (generated, position)
             group.tokens += tokens
             self.tokens += tokens
+            self.rows += 1
             group.has_empty |= not tokens
             group.oldest_version = version if group.oldest_version is None else min(version, group.oldest_version)
             if not group.unfinished:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hybridflow.config.asynchrony import WhenStale
+
 TURN_TOKENS = 16
 """Decoding steps between two looks at which groups have finished, while a step waits for them."""
 
@@ -51,9 +53,8 @@ class GroupQueue:
     depth: int
     max_staleness: int
     total_steps: int
-    waits: bool = True
-    """No group becomes too old: a step waits for those that would be too old for the next one. Otherwise `stale` ones
-    must be given up."""
+    when_stale: WhenStale = WhenStale.wait
+    """`wait`: no group becomes too old. `drop`: `stale` ones must be given up. `mask`: their age does not matter."""
 
     groups: dict[int, Group] = field(default_factory=dict)
 
@@ -98,19 +99,22 @@ class GroupQueue:
         A step waits for as many old groups as the following steps could not take before they are too old: of those that
         are due at step + k, all but k B.
         """
-        done = [group for group in self.of(State.done) if group.version >= step - self.max_staleness]
+        done, oldest = self.of(State.done), step - self.max_staleness
+        if self.when_stale is not WhenStale.mask:
+            done = [group for group in done if group.version >= oldest]
         if len(done) < self.groups_per_step:
             return None
-        for later in range(self.max_staleness if self.waits else 0):
-            oldest = step + later - self.max_staleness
-            due = [group for group in self.of(State.running, State.done) if group.version <= oldest]
+        for later in range(self.max_staleness if self.when_stale is WhenStale.wait else 0):
+            due = [group for group in self.of(State.running, State.done) if group.version <= oldest + later]
             ready = sum(group.state is State.done for group in due)
             if ready < len(due) - later * self.groups_per_step:
                 return None
         return sorted(done, key=lambda group: (group.version, group.uid))[: self.groups_per_step]
 
     def stale(self, step: int) -> list[Group]:
-        """The groups that are too old for a step, and will be for every later one."""
+        """With `drop`: the groups that are too old for a step, and will be for every later one."""
+        if self.when_stale is not WhenStale.drop:
+            return []
         oldest = step - self.max_staleness
         return [group for group in self.of(State.running, State.done) if group.version < oldest]
 

@@ -8,7 +8,8 @@ rollout goes on while the step learns, until the new weights arrive; otherwise t
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from hybridflow.batch import Batch
 from hybridflow.config.asynchrony import OnDeadline, WhenStale
@@ -24,7 +25,9 @@ from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.roles import PartialSampler, Sampler
 from hybridflow.dataflows.run import Loader, Run
 from hybridflow.dataflows.saved_batch import State, as_state, from_state
-from hybridflow.observability.metrics import Metrics, measured
+from hybridflow.dataflows.schedule import SCHEDULE_FILE, Schedule
+from hybridflow.dataflows.stale_tokens import version_metrics, without_stale_tokens
+from hybridflow.observability.metrics import Metrics, last, measured
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +85,13 @@ class Stream:
         self._batch: BatchRef | None = None
         self._trained_prompts: Batch | None = None
         self._drawn: Mapping[str, int] = {}
+        self._num_masked = self._trained_rows = self._trained_tokens = 0
         self._is_learning = False
+        self._calls = 0
+        """Calls that the rollout goes on with while the step learns."""
+
+        replayed = None if settings.replay is None else Path(settings.replay)
+        self._schedule = Schedule(run.checkpoints.run_dir / SCHEDULE_FILE, replayed)
 
     def begin(self, step: int, left_out: Sequence[int]) -> Batch:
         """Generates until the groups of a step have finished, and returns their prompts.
@@ -104,7 +113,10 @@ class Stream:
             self._rollout.send(None, max_tokens=0)  # a colocated rollout goes to sleep
             self._receive()
         self._chosen, uids = chosen, sorted(group.uid for group in chosen)
-        self._batch = self._rows(uids)
+        self._batch, self._num_masked = self._rows(uids), 0
+        if self._run.asynchrony.when_stale is WhenStale.mask:
+            oldest = step - self._run.asynchrony.max_staleness
+            self._batch, self._num_masked = without_stale_tokens(self._batch, oldest)
         self._trained_prompts = Batch.concat([self._prompts[uid] for uid in uids])
         self._run.dataflow.forget_observed()
         self._drawn = self._stream.state()
@@ -115,8 +127,9 @@ class Stream:
         dataflow, batch = self._run.dataflow, self._batch
         assert batch is not None, "no step has begun"
         self._is_learning = self._run.rollout_overlaps and not self.is_alone
+        self._calls = 0
         if self._is_learning:
-            self._send(max_tokens=None, yields=True)
+            self._send(**self._until_weights())
         try:
             return measured(dataflow.learn(batch), owner=f"{type(dataflow).__name__}.learn")
         finally:
@@ -129,6 +142,10 @@ class Stream:
         self._balance -= sum(tokens_of_groups([batch]).values())
         is_all = self._drawn == self._stream.state()
         metrics = account(self._run, self._ledger, prompts, batch, step=self._step, is_all=is_all)
+        metrics |= version_metrics(batch) | self._length_ratio(batch)
+        if self._run.asynchrony.when_stale is WhenStale.mask:
+            metrics["async/masked_tokens"] = last(self._num_masked)
+        self._schedule.end_step(self._step, sorted(group.uid for group in self._chosen))
         self._queue.remove(self._chosen)
         for group in self._chosen:
             del self._prompts[group.uid], self._positions[group.uid], self._collected[group.uid]
@@ -176,6 +193,7 @@ class Stream:
         self._stream.restore(now)
         self._skipped = Counter({int(step): count for step, count in state.get("skipped", {}).items()})
         self._ledger = Ledger(dict(state.get("totals", {})))
+        self._schedule.resume()
         if "done" in state and self._step >= self._alone_until:
             self._restore_done(state["done"])
 
@@ -195,9 +213,8 @@ class Stream:
 
     def _new_queue(self, groups_per_step: int = 0) -> GroupQueue:
         settings = self._run.asynchrony
-        waits = settings.when_stale is WhenStale.wait
         steps = self._run.trainer.total_steps
-        return GroupQueue(groups_per_step, settings.depth, settings.max_staleness, steps, waits)
+        return GroupQueue(groups_per_step, settings.depth, settings.max_staleness, steps, settings.when_stale)
 
     def _forget(self) -> None:
         self._rollout.restart()
@@ -239,12 +256,11 @@ class Stream:
             self._prompts[uid] = prompts.slice(row_of[uid], row_of[uid] + 1)
             self._positions[uid] = position
 
-    def _send(self, *, max_tokens: int | None, yields: bool = False, stays_awake: bool = False) -> None:
+    def _send(self, **call: Any) -> None:
         """Gives up what is too old or too late, begins other groups, and lets all of them run."""
         settings, queue, step = self._run.asynchrony, self._queue, self._step
-        if settings.when_stale is WhenStale.drop:
-            for group in queue.stale(step):
-                self._give_up(group, "stale")
+        for group in queue.stale(step):
+            self._give_up(group, "stale")
         if settings.deadline_tokens is not None:
             for group in queue.overdue(settings.deadline_tokens):
                 self._end_early(group)
@@ -252,17 +268,24 @@ class Stream:
         self._draw_until(lambda: len(queue.of(GroupState.waiting)) >= queue.room(step, depth=depth))
         began = queue.admit(step, depth=depth)
         asked = self._sampler.asked(Batch.concat([self._prompts[group.uid] for group in began])) if began else None
-        self._rollout.send(asked, max_tokens=max_tokens, yields=yields, stays_awake=stays_awake)
+        self._rollout.send(asked, **call)
 
     def _go_on(self) -> None:
         """After a call of `generate` within `learn`, which has ended the call that ran."""
         if self._is_learning:
-            self._rollout.send(None, max_tokens=None, yields=True)
+            self._rollout.send(None, **self._until_weights())
+
+    def _until_weights(self) -> dict[str, Any]:
+        """The arguments of a call that goes on until another one waits, or as long as the one that it repeats."""
+        limits = self._schedule.limits(self._step, self._calls)
+        self._calls += 1
+        return {"max_tokens": limits, "yields": limits is None, "is_recorded": True}
 
     def _receive(self, *, waits: bool = True) -> None:
         """Takes the rows that have finished, and collects groups of which all have."""
         before = self._rollout.tokens
-        ended, steps = self._rollout.receive(waits=waits)
+        ended, steps, yielded = self._rollout.receive(waits=waits)
+        self._schedule.yielded(yielded)
         self._balance += self._rollout.tokens - before
         taken = [sum(counts) for counts in zip(*steps, strict=True)]
         for uid, group in self._rollout.groups.items():
@@ -299,6 +322,14 @@ class Stream:
             if uid in self._truncated:
                 self._truncated.remove(uid)
                 self._ledger.count("groups_truncated")
+
+    def _length_ratio(self, batch: BatchRef) -> Metrics:
+        """The mean length of the responses that were trained on so far, divided by that of all that have finished."""
+        self._trained_rows += len(batch)
+        self._trained_tokens += int(batch.tokens_of("response_ids").sum())
+        rows, tokens = self._rollout.rows, self._rollout.tokens
+        ratio = (self._trained_tokens / self._trained_rows) / (tokens / rows) if tokens else 1.0
+        return {"async/length_ratio": last(ratio)}
 
     def _rows(self, uids: Sequence[int]) -> BatchRef:
         batches = list({id(self._collected[uid]): self._collected[uid] for uid in uids}.values())

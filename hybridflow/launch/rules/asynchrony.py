@@ -2,16 +2,21 @@
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 from hybridflow.config.algorithm import CorrectionLevel, OldLogprobs
+from hybridflow.config.choices import is_own
 from hybridflow.config.loop import BackendKind
 from hybridflow.dataflows.interface import is_in_halves, learns_from_samples
+from hybridflow.dataflows.schedule import recorded_steps
+from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import is_colocated
 
 logger = logging.getLogger(__name__)
 
+_PARTIAL = "asynchrony.partial_rollouts=true"
 _SYNCHRONOUS = "use asynchrony.max_staleness=0"
 _UNBOUNDED = ("kl_cov",)
 """Losses that read the old log-probabilities, but limit the ratio of only a few tokens."""
@@ -25,6 +30,14 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
     config, dataflow = plan.config, plan.dataflow
     staleness = config.asynchrony.max_staleness
     if not staleness:
+        if config.asynchrony.partial_rollouts:
+            yield ConfigError(
+                f"{_PARTIAL} with asynchrony.max_staleness=0: a response that continues with new weights has older"
+                " tokens.",
+                remedy="Set asynchrony.max_staleness to 1 or more, or leave asynchrony.partial_rollouts out.",
+                key="asynchrony.partial_rollouts",
+                among=["asynchrony.max_staleness", "asynchrony.partial_rollouts"],
+            )
         return
     key = f"asynchrony.max_staleness={staleness}"
     if not learns_from_samples(dataflow):
@@ -44,6 +57,8 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
         )
         return
     yield from _loss_problems(plan, key)
+    if config.asynchrony.partial_rollouts:
+        yield from _partial_rollout_problems(plan)
     if plan.backend is BackendKind.local:
         logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
     elif is_colocated(config):
@@ -51,6 +66,36 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
             "%s: the rollout is in the actor's processes, so generation does not overlap with training;"
             " give it a pool of its own (placement.roles.rollout)", key,
         )  # fmt: skip
+
+
+def _partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """Rows that cannot continue from call to call, and a schedule that cannot be repeated."""
+    config = plan.config
+    if config.environment.name is not None:
+        yield ConfigError(
+            f"{_PARTIAL} with environment={config.environment.name}: episodes do not continue after an update.",
+            remedy="Use asynchrony.partial_rollouts=false: batches of episodes are then generated ahead.",
+            key="asynchrony.partial_rollouts",
+            among=["environment.name", "asynchrony.partial_rollouts"],
+        )
+    engine = config.rollout.engine
+    if engine is not None and is_own(engine) and "submit" not in dir(custom_engine(engine)):
+        yield ConfigError(
+            f"{_PARTIAL}: rollout.engine={engine} has no method submit, so its rows cannot continue after an update.",
+            remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine, or use"
+            " asynchrony.partial_rollouts=false.",
+            key="rollout.engine",
+        )
+    if config.asynchrony.replay is not None:
+        recorded = len(recorded_steps(Path(config.asynchrony.replay)))
+        if recorded < config.trainer.total_steps:
+            yield ConfigError(
+                f"asynchrony.replay={config.asynchrony.replay} has {recorded} steps, and this run"
+                f" trainer.total_steps={config.trainer.total_steps}.",
+                remedy=f"Set trainer.total_steps={recorded}, the number of steps to repeat.",
+                key="asynchrony.replay",
+                among=["asynchrony.replay", "trainer.total_steps"],
+            )
 
 
 def _loss_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:

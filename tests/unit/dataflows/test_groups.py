@@ -1,10 +1,12 @@
 """Which groups a step trains on, on a virtual clock: staleness, accounts, length bias, stragglers, throughput."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
 from benchmarks.asynchrony_model import mean_seconds, simulated, tailed
+from hybridflow.config.asynchrony import WhenStale
 from hybridflow.dataflows.groups import GroupQueue, State, least_loaded
 
 B = 4
@@ -19,16 +21,23 @@ def drawn_lengths(seed: int):
 def test_t4_no_group_is_too_old_lost_or_doubled(seed):
     chance = random.Random(seed)
     staleness = chance.randint(1, 5)
-    depth, waits = chance.randint(1, staleness), chance.random() < 0.7
+    depth, policy = chance.randint(1, staleness), chance.choice([*WhenStale])
     learn, overlaps = chance.choice([0, 10, 60, 300]), chance.random() < 0.5
-    given = {"depth": depth, "max_staleness": staleness, "waits": waits, "learn_seconds": learn, "overlaps": overlaps}
+    given = {
+        "depth": depth,
+        "max_staleness": staleness,
+        "when_stale": policy,
+        "learn_seconds": learn,
+        "overlaps": overlaps,
+    }
     steps = simulated(drawn_lengths(seed), steps=60, groups_per_step=B, **given)
     used = [uid for step in steps for uid in step.uids]
     dropped = [uid for step in steps for uid in step.dropped]
-    assert max(step.staleness for step in steps) <= staleness
+    if policy is not WhenStale.mask:
+        assert max(step.staleness for step in steps) <= staleness
     assert max(step.in_flight for step in steps) <= (depth + 1) * B
     assert len(used) == 60 * B and len({*used, *dropped}) == len(used) + len(dropped)
-    if waits:
+    if policy is WhenStale.wait:
         assert not dropped and sorted(used) == list(range(60 * B))
 
 
@@ -38,7 +47,7 @@ def test_t4_more_groups_ahead_take_no_longer(seed, learn):
     given = {"steps": 80, "groups_per_step": B, "max_staleness": 6, "learn_seconds": learn}
     seconds = [mean_seconds(simulated(drawn_lengths(seed), depth=depth, **given)) for depth in range(1, 7)]
     slack = 16  # a step looks every 16 tokens at which groups have finished
-    assert all(later <= earlier + slack for earlier, later in zip(seconds, seconds[1:], strict=False)), seconds
+    assert all(later <= earlier + slack for earlier, later in pairwise(seconds)), seconds
     assert seconds[-1] < 0.9 * seconds[0] or seconds[0] <= learn + slack
 
 
@@ -55,7 +64,7 @@ def test_t5_waiting_trains_on_slow_and_fast_prompts_as_often_as_they_are_drawn()
 def test_t5_dropping_what_is_too_old_trains_on_fewer_slow_prompts():
     lengths = tailed(0.25, 20, 200)
     given = {"steps": 200, "groups_per_step": B, "depth": 1, "max_staleness": 1}
-    steps = simulated(lengths, waits=False, **given)
+    steps = simulated(lengths, when_stale=WhenStale.drop, **given)
     slow = [lengths(uid) == 200 for step in steps for uid in step.uids]
     dropped = [uid for step in steps for uid in step.dropped]
     assert sum(slow) / len(slow) < 0.15 and dropped and all(lengths(uid) == 200 for uid in dropped)
@@ -92,7 +101,7 @@ def test_a_step_waits_for_old_groups_that_later_steps_could_not_all_take():
 
 
 def test_dropping_makes_room_for_exactly_as_many_groups():
-    queue = GroupQueue(groups_per_step=2, depth=1, max_staleness=1, total_steps=9, waits=False)
+    queue = GroupQueue(groups_per_step=2, depth=1, max_staleness=1, total_steps=9, when_stale=WhenStale.drop)
     queue.add(range(8))
     queue.admit(0)
     assert not queue.stale(1)

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from hybridflow.batch.ragged import Ragged
 
-DECODE_STEPS = "decode_steps"
-"""Metadata of finished rows: how many decoding steps their replica has taken for the call that returned them."""
+DECODE_STEPS = "decode_steps/"
+"""Begins the name of metadata of finished rows, which ends with a replica: how many decoding steps it has taken for the
+call that returned them."""
 
 
 def token_versions(runs: Ragged, lengths: Tensor) -> Ragged:

@@ -21,6 +21,7 @@ from hybridflow.dataflows.interface import collected, is_in_halves
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.run import Loader, Run
 from hybridflow.dataflows.saved_batch import State, as_state, from_state
+from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Metrics, measured
 
 logger = logging.getLogger(__name__)
@@ -145,6 +146,11 @@ class Ahead:
     def restore(self, state: State, left_out: Sequence[int]) -> None:
         """Restores what `state` or `saved` returned; the stream has been restored."""
         self.is_stepping = False
+        if state.get("draws"):
+            raise CheckpointError(
+                "The checkpoint has single groups of the next batches (asynchrony.partial_rollouts=true).",
+                remedy="Resume with asynchrony.partial_rollouts=true and asynchrony.max_staleness of 1 or more.",
+            )
         now = self._stream.state()
         self._queue = [self._restored(entry) for entry in state.get("batches", [])]
         self._stream.restore(now)

@@ -132,7 +132,9 @@ class GroupRollout:
         ended = []
         names, lengths, versions = names_of(answer), answer.tokens_of("response_ids"), answer.row("weight_version")
         generated = answer.only([name for name in answer.declared if name not in ("uid", "sample_index")])
-        generated = generated.with_meta(**{key: value for key, value in answer.meta.items() if key != DECODE_STEPS})
+        generated = generated.with_meta(
+            **{key: value for key, value in answer.meta.items() if not key.startswith(DECODE_STEPS)}
+        )
         rows = zip(names, lengths.tolist(), versions.tolist(), strict=True)
         for position, (name, tokens, version) in enumerate(rows):
             group = self.groups[name[0]]
@@ -150,4 +152,5 @@ class GroupRollout:
 
 def _steps_of(answer: BatchRef) -> list[int]:
     """The decoding steps of each replica."""
-    return [int(steps) for steps, _ in answer.metrics_by_shard(DECODE_STEPS)[DECODE_STEPS]]
+    found = {name: int(steps) for name, [(steps, _)] in answer.metrics_by_shard(DECODE_STEPS).items()}
+    return [found[f"{DECODE_STEPS}{replica}"] for replica in range(len(found))]

@@ -187,9 +187,10 @@ class Stream:
         self.is_stepping = False
         self._forget()
         now = self._stream.state()
-        for draw in state.get("draws", []):
+        for draw in [*state.get("draws", []), *state.get("batches", [])]:  # those of whole batches, if it had them
             self._stream.restore(draw["position"])
-            self._add(self._stream.next(), draw["position"], draw["uids"])
+            prompts = self._stream.next()
+            self._add(prompts, draw["position"], draw.get("uids", prompts.row("uid").tolist()))
         self._stream.restore(now)
         self._skipped = Counter({int(step): count for step, count in state.get("skipped", {}).items()})
         self._ledger = Ledger(dict(state.get("totals", {})))

@@ -65,7 +65,7 @@ class PartialRollouts:
         or of each (None: until no row runs). `withdrawn` are (uid, sample_index) of rows to return with the tokens that
         they have; with None, all rows are dropped. With `yields`, it returns when its process has been sent another
         call.
-        Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS`.
+        Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS` and the replica.
         """
         before, is_divided = self._engine.num_steps, self._ranks is not None
         # The ranks of a divided replica compute each token together: none may leave the others.
@@ -82,8 +82,8 @@ class PartialRollouts:
                 parts.append(self._engine.poll(max_tokens=left))
         found = Batch.concat(parts)
         self._running.difference_update(_names(found))
-        meta = found.meta | {DECODE_STEPS: self._engine.num_steps - before}
-        return Batch(found.by_name, meta, size=len(found))
+        steps = {f"{DECODE_STEPS}{self._replica}": self._engine.num_steps - before}
+        return Batch(found.by_name, found.meta | steps, size=len(found))
 
     def _withdrawn(self, names: Sequence[tuple[int, int]] | None) -> Batch:
         """The withdrawn rows of this replica; none if all are dropped."""

@@ -16,7 +16,7 @@ from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.run import Run
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.schedule import SCHEDULE_FILE, recorded_steps
-from hybridflow.errors import ConfigError, HybridflowError, NumericError
+from hybridflow.errors import CheckpointError, ConfigError, HybridflowError, NumericError
 from tests.unit.dataflows.programs import numbers
 from tests.unit.dataflows.test_ahead import STEPS, consumed, run_of, same, surviving
 
@@ -224,3 +224,17 @@ def test_collect_that_does_not_ask_for_samples_of_its_prompts_is_an_error(toy_di
     with pytest.raises(ConfigError, match=expected.get(what, "purpose='greedy'")) as caught:
         Loop(run).run()
     assert "asynchrony.partial_rollouts=false" in caught.value.remedy
+
+
+def test_a_run_resumes_from_whole_batches_and_not_the_other_way_round(toy_dir, tmp_path):
+    whole = run_of(toy_dir(), tmp_path / "whole", staleness=2, ahead=2, save_every=1)
+    Loop(whole).run()
+    again = streamed(toy_dir(), tmp_path / "again", save_every=1)
+    loop = Loop(again)
+    loop.resume(whole.checkpoints.open(tmp_path / "whole" / "checkpoints" / "step_2"))
+    loop.run()
+    assert sorted(consumed(again)) == list(range(GROUPS * 2, GROUPS * STEPS)) and max(consumed(again).values()) == 1
+    back = Loop(run_of(toy_dir(), tmp_path / "back", staleness=2, ahead=2))
+    with pytest.raises(CheckpointError, match="single groups") as caught:
+        back.resume(again.checkpoints.open(tmp_path / "again" / "checkpoints" / "step_3"))
+    assert "asynchrony.partial_rollouts=true" in caught.value.remedy

@@ -97,7 +97,7 @@ class GroupRollout:
             answer, is_recorded = self._sent.pop(0)
             steps.append(_steps_of(answer))
             recorded += steps[-1:] if is_recorded else []
-            ended += self._note(answer)
+            ended += self._returned(answer)
         return ended, steps, recorded
 
     def withdraw(self, uids: Iterable[int]) -> None:
@@ -108,6 +108,12 @@ class GroupRollout:
         """Removes a group whose rows have finished."""
         assert not self.groups[uid].unfinished, f"group {uid} has rows that run"
         return self.groups.pop(uid)
+
+    def restore(self, names: Sequence[Name], generated: BatchRef) -> list[int]:
+        """Takes rows that finished before a checkpoint was saved; returns their groups, of which all rows have."""
+        for name in names:
+            self.groups.setdefault(name[0], RunningGroup(0, set())).unfinished.add(name)
+        return self._note(names, generated)
 
     def restart(self) -> None:
         """Nothing runs any more; what the rollout still has is dropped at the next call."""
@@ -128,15 +134,16 @@ class GroupRollout:
         self.groups |= {uid: RunningGroup(chosen[uid], own) for uid, own in names.items()}
         return [chosen[uid] for uid, _ in names_of(rows)]
 
-    def _note(self, answer: BatchRef) -> list[int]:
-        ended = []
-        names, lengths, versions = names_of(answer), answer.tokens_of("response_ids"), answer.row("weight_version")
+    def _returned(self, answer: BatchRef) -> list[int]:
         generated = answer.only([name for name in answer.declared if name not in ("uid", "sample_index")])
-        generated = generated.with_meta(
-            **{key: value for key, value in answer.meta.items() if not key.startswith(DECODE_STEPS)}
-        )
-        rows = zip(names, lengths.tolist(), versions.tolist(), strict=True)
-        for position, (name, tokens, version) in enumerate(rows):
+        meta = {key: value for key, value in answer.meta.items() if not key.startswith(DECODE_STEPS)}
+        return self._note(names_of(answer), generated.with_meta(**meta))
+
+    def _note(self, names: Sequence[Name], generated: BatchRef) -> list[int]:
+        """Rows with these names have finished; returns the groups of which all have."""
+        ended = []
+        lengths, versions = generated.tokens_of("response_ids").tolist(), generated.row("weight_version").tolist()
+        for position, (name, tokens, version) in enumerate(zip(names, lengths, versions, strict=True)):
             group = self.groups[name[0]]
             group.unfinished.remove(name)
             group.finished[name] = (generated, position)

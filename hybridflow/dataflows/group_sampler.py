@@ -83,7 +83,7 @@ class GroupSampler:
         """What `collect` returns for prompts whose rows have finished."""
 
         def answer(rows: BatchRef) -> BatchRef:
-            return rows.join(_rows_at([finished[name] for name in names_of(rows)]))
+            return rows.join(rows_at([finished[name] for name in names_of(rows)]))
 
         with self._answering(answer):
             return collected(self._dataflow, prompts)
@@ -119,7 +119,8 @@ def rows_of_groups(batches: Sequence[BatchRef], uids: Sequence[int]) -> BatchRef
     return found.with_companions(**companions) if companions else found
 
 
-def _rows_at(places: Sequence[Place]) -> BatchRef:
+def rows_at(places: Sequence[Place]) -> BatchRef:
+    """The rows at some places, in that order."""
     batches = list({id(batch): batch for batch, _ in places}.values())
     starts, start = {}, 0
     for batch in batches:

@@ -7,7 +7,7 @@ rollout goes on while the step learns, until the new weights arrive; otherwise t
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.ahead import PROMPTS
 from hybridflow.dataflows.group_rollout import GroupRollout
-from hybridflow.dataflows.group_sampler import GroupSampler, rows_of_groups
+from hybridflow.dataflows.group_sampler import GroupSampler, Name, Place, rows_at, rows_of_groups
 from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue
 from hybridflow.dataflows.groups import State as GroupState
 from hybridflow.dataflows.interface import Dataflow, role_needs
@@ -170,12 +170,15 @@ class Stream:
     def saved(self) -> State:
         """As `state`, with the tokens of the groups that are done; waits for none. Between two steps only."""
         assert not self.is_stepping, "the queue is saved within a step"
-        self._receive(waits=False)
+        self._receive(waits=False, collects=False)
         state, done = self.state(), [uid for uid, batch in self._collected.items() if _has_ended(batch)]
         if done:
             prompts = Batch.concat([self._prompts[uid] for uid in done])
             versions = [self._queue.groups[uid].version for uid in done]
             state["done"] = {"uids": done, "versions": versions, "batch": as_state(self._rows(done), prompts)}
+        if self._finished:
+            found = self._finished_rows(self._finished)
+            state["finished"] = {"names": list(found), "batch": as_state(rows_at([*found.values()]), Batch({}))}
         state["groups"] = [
             {"uid": group.uid, "state": group.state.value, "version": group.version}
             for group in self._queue.groups.values()
@@ -195,8 +198,8 @@ class Stream:
         self._skipped = Counter({int(step): count for step, count in state.get("skipped", {}).items()})
         self._ledger = Ledger(dict(state.get("totals", {})))
         self._schedule.resume()
-        if "done" in state and self._step >= self._alone_until:
-            self._restore_done(state["done"])
+        if self._step >= self._alone_until:
+            self._restore_tokens(state)
 
     @property
     def is_alone(self) -> bool:
@@ -226,13 +229,26 @@ class Stream:
         self._finished.clear()
         self._truncated.clear()
 
-    def _restore_done(self, done: State) -> None:
-        uids = done["uids"]
-        batch = from_state(done["batch"], Batch.concat([self._prompts[uid] for uid in uids]), self._run.calls)
-        for uid, version in zip(uids, done["versions"], strict=True):
-            self._queue.finish(uid, version)
-            self._collected[uid] = batch
-        self._balance += sum(tokens_of_groups([batch]).values())
+    def _restore_tokens(self, state: State) -> None:
+        """Restores the groups that are done, and those that have finished and were not collected."""
+        if "done" in state:
+            uids = state["done"]["uids"]
+            prompts = Batch.concat([self._prompts[uid] for uid in uids])
+            batch = from_state(state["done"]["batch"], prompts, self._run.calls)
+            for uid, version in zip(uids, state["done"]["versions"], strict=True):
+                self._queue.finish(uid, version)
+                self._collected[uid] = batch
+            self._balance += sum(tokens_of_groups([batch]).values())
+        if "finished" in state:
+            names = [(uid, sample) for uid, sample in state["finished"]["names"]]
+            before = self._rollout.tokens
+            generated = from_state(state["finished"]["batch"], Batch({}), self._run.calls)
+            self._finished += self._rollout.restore(names, generated)
+            self._balance += self._rollout.tokens - before
+            for uid in self._finished:
+                group, version = self._queue.groups[uid], self._rollout.groups[uid].oldest_version
+                assert version is not None, f"group {uid} has no rows"
+                group.state, group.version = GroupState.running, version
 
     def _leave_out(self, left_out: Sequence[int]) -> None:
         while self._skipped[self._step] < left_out.count(self._step):
@@ -241,7 +257,7 @@ class Stream:
             for group in [*self._queue.groups.values()][: self._queue.groups_per_step]:
                 self._give_up(group, "fault")
 
-    def _draw_until(self, is_enough) -> None:
+    def _draw_until(self, is_enough: Callable[[], bool]) -> None:
         while not self._queue.groups_per_step or not is_enough():
             position = self._stream.state()
             prompts = self._stream.next()
@@ -282,7 +298,7 @@ class Stream:
         self._calls += 1
         return {"max_tokens": limits, "yields": limits is None, "is_recorded": True}
 
-    def _receive(self, *, waits: bool = True) -> None:
+    def _receive(self, *, waits: bool = True, collects: bool = True) -> None:
         """Takes the rows that have finished, and collects groups of which all have."""
         before = self._rollout.tokens
         ended, steps, yielded = self._rollout.receive(waits=waits)
@@ -299,7 +315,8 @@ class Stream:
                 self._give_up(self._queue.groups[uid], "empty")
             else:
                 self._finished.append(uid)
-        self._collect()
+        if collects:
+            self._collect()
 
     def _collect(self) -> None:
         """Calls `collect` for the groups that have finished, unless they are fewer than the ranks of a role.
@@ -307,14 +324,13 @@ class Stream:
         Nor may so few be left for the last call of the run.
         """
         least = min(self._run.num_devices, self._queue.groups_per_step)
-        steps = self._run.trainer.total_steps - self._step - (not self.is_stepping)
+        steps = self._run.trainer.total_steps - self._step
         left = steps * self._queue.groups_per_step - len(self._collected) - len(self._finished)
         if not self._finished or len(self._finished) < least or 0 < left < least:
             return
         uids = sorted(self._finished)
         self._finished.clear()
-        finished = {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}
-        batch = self._sampler.answered(Batch.concat([self._prompts[uid] for uid in uids]), finished)
+        batch = self._sampler.answered(Batch.concat([self._prompts[uid] for uid in uids]), self._finished_rows(uids))
         for uid in uids:
             group = self._rollout.forget(uid)
             assert group.oldest_version is not None, f"group {uid} has no rows"
@@ -332,14 +348,19 @@ class Stream:
         ratio = (self._trained_tokens / self._trained_rows) / (tokens / rows) if tokens else 1.0
         return {"async/length_ratio": last(ratio)}
 
+    def _finished_rows(self, uids: Iterable[int]) -> dict[Name, Place]:
+        return {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}
+
     def _rows(self, uids: Sequence[int]) -> BatchRef:
         batches = list({id(self._collected[uid]): self._collected[uid] for uid in uids}.values())
         return rows_of_groups(batches, uids)
 
     def _end_early(self, group: Group) -> None:
+        if group.uid in self._finished or group.uid in self._truncated:
+            return
         if self._run.asynchrony.on_deadline is OnDeadline.replace:
             self._give_up(group, "deadline")
-        elif group.uid not in self._truncated:
+        else:
             self._truncated.add(group.uid)
             self._rollout.withdraw([group.uid])
 
@@ -347,19 +368,18 @@ class Stream:
         """Removes a group from the queue; its tokens are counted as discarded when its rows are here."""
         uid = group.uid
         self._queue.remove([group])
+        self._truncated.discard(uid)
         del self._prompts[uid], self._positions[uid]
         if group.state is GroupState.waiting:
             return
         if uid in self._collected:
             self._discard(tokens_of_groups([self._collected.pop(uid)])[uid], reason)
-        elif uid in self._finished:
-            self._finished.remove(uid)
-            self._discard(self._rollout.forget(uid).tokens, reason)
-        elif not self._rollout.groups[uid].unfinished:
-            self._discard(self._rollout.forget(uid).tokens, reason)
-        else:
+        elif self._rollout.groups[uid].unfinished:
             self._given_up[uid] = reason
             self._rollout.withdraw([uid])
+        else:
+            self._finished = [each for each in self._finished if each != uid]
+            self._discard(self._rollout.forget(uid).tokens, reason)
 
     def _discard(self, tokens: int, reason: str) -> None:
         self._balance -= tokens

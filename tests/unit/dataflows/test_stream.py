@@ -97,15 +97,20 @@ def test_a_replay_that_trains_on_other_groups_is_an_error(toy_dir, tmp_path):
     assert "with its settings" in caught.value.remedy
 
 
-def test_t6_a_run_that_resumes_at_any_step_trains_on_each_prompt_once(toy_dir, tmp_path):
-    whole = streamed(toy_dir(), tmp_path / "whole", ahead=2, save_every=1)
+@pytest.mark.parametrize("least", [1, 3])
+def test_t6_a_run_that_resumes_at_any_step_trains_on_each_prompt_once(toy_dir, tmp_path, least):
+    """With `least` devices, `collect` is called for no fewer groups, so that some have finished and are not done."""
+    whole = replace(streamed(toy_dir(), tmp_path / "whole", ahead=2, save_every=1), num_devices=least)
     Loop(whole).run()
+    found = []
     learnt = [uids for half, _, _, uids in whole.dataflow.halves if half == "learn"]
     for step in range(1, STEPS):
-        again = streamed(toy_dir(), tmp_path / f"again_{step}", ahead=2)
+        again = replace(streamed(toy_dir(), tmp_path / f"again_{step}", ahead=2), num_devices=least)
         loop = Loop(again)
         checkpoint = whole.checkpoints.open(tmp_path / "whole" / "checkpoints" / f"step_{step}")
-        states = {row["state"] for row in checkpoint.driver_state()["ahead"]["groups"]}
+        state = checkpoint.driver_state()["ahead"]
+        states = {row["state"] for row in state["groups"]}
+        found.append("finished" in state)
         assert states <= {"waiting", "running", "done"} and (step == STEPS - 1 or "running" in states)
         loop.resume(checkpoint)
         loop.run()
@@ -114,6 +119,7 @@ def test_t6_a_run_that_resumes_at_any_step_trains_on_each_prompt_once(toy_dir, t
         assert max(row["async/staleness/max"] for row in rows_of(again)) <= 2
         assert max(row["async/groups/running"] + row["async/groups/done"] for row in rows_of(again)) <= 2 * GROUPS
         assert rows_of(again)[-1]["async/groups/consumed"] == GROUPS * STEPS
+    assert any(found) == (least == 3)
     with pytest.raises(ConfigError, match="was resumed"):
         (tmp_path / "resumed").mkdir()
         (tmp_path / "resumed" / SCHEDULE_FILE).write_text('{"resumed": true}\n')

@@ -7,7 +7,7 @@ All runs have the same settings and seed, and take turns: `synchronous`, `ahead`
 (`asynchrony.partial_rollouts`). Prints one JSON line: the median seconds of a step after the first three, the speed-ups
 and the idle fraction of each pool. `--reward-seconds` adds a pause to each call of the reward, as a judge or a sandbox
 would take. `--tail` injects a tail: one response of 64 is so many times longer than the others, and a decoding step
-takes `--token-seconds`. Mean seconds of a step are then printed beside those of `asynchrony_model.py`.
+takes `--token-seconds`. Mean seconds of a step are then printed next to those of `asynchrony_model.py`.
 """
 
 import argparse
@@ -18,10 +18,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.asynchrony_model import mean_seconds, simulated
+from hybridflow.dataflows.groups import GroupQueue
 
 REWARD = """
 import time
@@ -137,20 +138,15 @@ def predicted(arguments: argparse.Namespace, synchronous: list[dict[str, float]]
     steps = [int(row["step"]) - 1 for row in synchronous]
     decoded = [max(longest(uid) for uid in range(GROUPS * step, GROUPS * (step + 1))) for step in steps]
     generation = sum(row["timing_s/gen"] for row in synchronous)
-    given = {
-        "steps": arguments.steps,
-        "groups_per_step": GROUPS,
+    clock = {
         "token_seconds": generation / sum(decoded),
         "learn_seconds": statistics.mean(row["timing_s/step"] - row["timing_s/gen"] for row in synchronous),
     }
+    alone, ahead = (GroupQueue(GROUPS, depth, oldest, arguments.steps) for depth, oldest in ((0, 0), (2, 4)))
     return {
-        "synchronous": _mean(longest, depth=0, max_staleness=0, overlaps=False, **given),
-        "partial": _mean(longest, depth=2, max_staleness=4, **given),
+        "synchronous": mean_seconds(simulated(longest, alone, overlaps=False, **clock), skipped=WARM_UP),
+        "partial": mean_seconds(simulated(longest, ahead, **clock), skipped=WARM_UP),
     }
-
-
-def _mean(tokens_of: Callable[[int], int], **given) -> float:
-    return mean_seconds(simulated(tokens_of, **given), skipped=WARM_UP)
 
 
 def speed_ups(seconds: Mapping[str, float]) -> dict[str, float]:

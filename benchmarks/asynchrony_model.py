@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hybridflow.config.asynchrony import WhenStale
 from hybridflow.dataflows.groups import TURN_TOKENS, GroupQueue, State
 
 
@@ -28,7 +27,7 @@ class SimulatedStep:
     """The groups it has trained on."""
 
     staleness: int
-    """Of its oldest token."""
+    """The staleness of its oldest token."""
 
     dropped: tuple[int, ...]
     """Groups that were given up before it."""
@@ -39,12 +38,8 @@ class SimulatedStep:
 
 def simulated(
     tokens_of: Callable[[int], int],
+    queue: GroupQueue,
     *,
-    steps: int,
-    groups_per_step: int,
-    depth: int,
-    max_staleness: int,
-    when_stale: WhenStale = WhenStale.wait,
     token_seconds: float = 1.0,
     learn_seconds: float = 0.0,
     overlaps: bool = True,
@@ -54,11 +49,11 @@ def simulated(
 
     `overlaps`: the rollout generates while a step learns. Groups that pass their deadline are replaced.
     """
-    run = _Simulation(tokens_of, GroupQueue(groups_per_step, depth, max_staleness, steps, when_stale))
+    run = _Simulation(tokens_of, queue)
     found: list[SimulatedStep] = []
-    for step in range(steps):
+    for step in range(queue.total_steps):
         decoded, run.dropped, run.in_flight = 0, [], 0
-        while (chosen := run.queue.chosen(step)) is None:
+        while (chosen := queue.chosen(step)) is None:
             run.begin(step, deadline_tokens)
             decoded += run.decode(TURN_TOKENS)
         seconds = decoded * token_seconds + learn_seconds
@@ -67,7 +62,7 @@ def simulated(
             decoded += run.decode(int(learn_seconds / token_seconds))
         uids = tuple(sorted(group.uid for group in chosen))
         staleness = step - min(group.version for group in chosen)
-        run.queue.remove(chosen)
+        queue.remove(chosen)
         busy = decoded * token_seconds
         found.append(SimulatedStep(seconds, busy, uids, staleness, tuple(run.dropped), run.in_flight))
     return found
@@ -133,12 +128,12 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=1)
     given = parser.parse_args()
     lengths = tailed(given.share, given.short, given.short * given.tail)
-    common = {"steps": given.steps, "groups_per_step": given.groups}
-    common |= {"token_seconds": given.token_seconds, "learn_seconds": given.learn_seconds}
-    depth = min(given.ahead, given.staleness)
+    clock = {"token_seconds": given.token_seconds, "learn_seconds": given.learn_seconds}
+    alone = GroupQueue(given.groups, 0, 0, given.steps)
+    ahead = GroupQueue(given.groups, min(given.ahead, given.staleness), given.staleness, given.steps)
     seconds = {
-        "synchronous": mean_seconds(simulated(lengths, **common, depth=0, max_staleness=0, overlaps=False)),
-        "partial": mean_seconds(simulated(lengths, **common, depth=depth, max_staleness=given.staleness)),
+        "synchronous": mean_seconds(simulated(lengths, alone, overlaps=False, **clock)),
+        "partial": mean_seconds(simulated(lengths, ahead, **clock)),
     }
     print(json.dumps({**vars(given), **seconds, "speed_up": round(seconds["synchronous"] / seconds["partial"], 3)}))
 

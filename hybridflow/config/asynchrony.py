@@ -9,7 +9,7 @@ from hybridflow.config.section import Section
 
 
 class WhenStale(Enum):
-    """What happens to a group that would become older than `asynchrony.max_staleness`."""
+    """The fate of a group that would become older than `asynchrony.max_staleness`."""
 
     wait = "wait"
     drop = "drop"
@@ -17,7 +17,7 @@ class WhenStale(Enum):
 
 
 class OnDeadline(Enum):
-    """What happens to a group whose deadline has passed."""
+    """The fate of a group whose deadline has passed."""
 
     truncate = "truncate"
     replace = "replace"

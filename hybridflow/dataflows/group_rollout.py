@@ -24,7 +24,7 @@ class RunningGroup:
     """Whether a finished row has no token."""
 
     oldest_version: int | None = None
-    """Of the tokens of the finished rows."""
+    """The oldest version of weights that sampled the finished rows."""
 
 
 class GroupRollout:

@@ -80,7 +80,7 @@ class GroupSampler:
         return rows
 
     def answered(self, prompts: Batch, finished: Mapping[Name, Place]) -> BatchRef:
-        """What `collect` returns for prompts whose rows have finished."""
+        """The batch that `collect` returns for prompts whose rows have finished."""
 
         def answer(rows: BatchRef) -> BatchRef:
             return rows.join(rows_at([finished[name] for name in names_of(rows)]))

@@ -37,7 +37,7 @@ class Schedule:
         self._yielded: list[Sequence[int]] = []
 
     def limits(self, step: int, call: int) -> int | Sequence[int] | None:
-        """How long a call goes on: the decoding steps, or those of each replica; None: until another call waits.
+        """How long a call continues: the decoding steps, or those of each replica; None: until another call waits.
 
         `call` counts those that were made while step `step` learned, from 0.
         """

@@ -2,7 +2,7 @@
 
 The loop uses a `Stream` as it uses `Ahead`. A step first generates until enough groups have finished (`GroupQueue`
 says which ones it trains on), then learns from them. In the meantime the others continue: in a pool of its own, the
-rollout goes on while the step learns, until the new weights arrive; otherwise they continue in the next step.
+rollout continues while the step learns, until the new weights arrive; otherwise they continue in the next step.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Stream:
         """Groups whose rows have finished, and that have not been collected."""
 
         self._collected: dict[int, BatchRef] = {}
-        """What `collect` has returned for the groups that are done; several groups share a batch."""
+        """The answers of `collect` for the groups that are done; several groups share a batch."""
 
         self._given_up: dict[int, str] = {}
         """Groups that have left the queue while their rows were running, and why."""
@@ -88,7 +88,7 @@ class Stream:
         self._num_masked = self._trained_rows = self._trained_tokens = 0
         self._is_learning = False
         self._calls = 0
-        """Calls that the rollout goes on with while the step learns."""
+        """Calls of the rollout that continue while the step learns."""
 
         replayed = None if settings.replay is None else Path(settings.replay)
         self._schedule = Schedule(run.checkpoints.run_dir / SCHEDULE_FILE, replayed)
@@ -123,7 +123,7 @@ class Stream:
         return self._trained_prompts
 
     def step(self) -> Metrics:
-        """Trains on the groups of the step; a rollout in a pool of its own goes on meanwhile."""
+        """Trains on the groups of the step; a rollout in a pool of its own continues meanwhile."""
         dataflow, batch = self._run.dataflow, self._batch
         assert batch is not None, "no step has begun"
         self._is_learning = self._run.rollout_overlaps and not self.is_alone
@@ -293,7 +293,7 @@ class Stream:
             self._rollout.send(None, **self._until_weights())
 
     def _until_weights(self) -> dict[str, Any]:
-        """The arguments of a call that goes on until another one waits, or as long as the one that it repeats."""
+        """The arguments of a call that continues until another one waits, or as long as the one that it repeats."""
         limits = self._schedule.limits(self._step, self._calls)
         self._calls += 1
         return {"max_tokens": limits, "yields": limits is None, "is_recorded": True}

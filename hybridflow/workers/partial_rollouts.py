@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Required, TypedDict
 
 import torch
 
@@ -16,6 +17,15 @@ CHECK_EVERY_TOKENS = 4
 """How often a replica that yields asks whether another call waits; the ranks of a divided one agree on the answer."""
 
 _AXES = ("pipeline", "tensor")
+
+
+class Turn(TypedDict, total=False):
+    """The arguments of `PartialRollouts.advance` after the prompts."""
+
+    replicas: Sequence[int]
+    withdrawn: Sequence[tuple[int, int]] | None
+    max_tokens: Required[int | Sequence[int | None] | None]
+    yields: bool
 
 
 class PartialRollouts:

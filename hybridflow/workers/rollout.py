@@ -3,7 +3,7 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
@@ -23,7 +23,7 @@ from hybridflow.models.tokenizers import eos_ids, load_tokenizer
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.resharding.transport import Transport
 from hybridflow.workers.model_worker import chosen_device
-from hybridflow.workers.partial_rollouts import PartialRollouts
+from hybridflow.workers.partial_rollouts import PartialRollouts, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class RolloutWorker(Worker):
         return self._generator.generate(prompts, purpose)
 
     @transfer(EACH_REPLICA, **ADVANCING)
-    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn) -> Batch:
+    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[Turn]) -> Batch:
         """See `PartialRollouts.advance`; this rollout never sleeps."""
         return self._generator.partial.advance(prompts, **turn)
 

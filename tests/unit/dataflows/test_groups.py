@@ -23,14 +23,8 @@ def test_t4_no_group_is_too_old_lost_or_doubled(seed):
     staleness = chance.randint(1, 5)
     depth, policy = chance.randint(1, staleness), chance.choice([*WhenStale])
     learn, overlaps = chance.choice([0, 10, 60, 300]), chance.random() < 0.5
-    given = {
-        "depth": depth,
-        "max_staleness": staleness,
-        "when_stale": policy,
-        "learn_seconds": learn,
-        "overlaps": overlaps,
-    }
-    steps = simulated(drawn_lengths(seed), steps=60, groups_per_step=B, **given)
+    queue = GroupQueue(B, depth, staleness, 60, policy)
+    steps = simulated(drawn_lengths(seed), queue, learn_seconds=learn, overlaps=overlaps)
     used = [uid for step in steps for uid in step.uids]
     dropped = [uid for step in steps for uid in step.dropped]
     if policy is not WhenStale.mask:
@@ -44,8 +38,8 @@ def test_t4_no_group_is_too_old_lost_or_doubled(seed):
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("learn", [0, 50, 200])
 def test_t4_more_groups_ahead_take_no_longer(seed, learn):
-    given = {"steps": 80, "groups_per_step": B, "max_staleness": 6, "learn_seconds": learn}
-    seconds = [mean_seconds(simulated(drawn_lengths(seed), depth=depth, **given)) for depth in range(1, 7)]
+    queues = [GroupQueue(B, depth, 6, 80) for depth in range(1, 7)]
+    seconds = [mean_seconds(simulated(drawn_lengths(seed), queue, learn_seconds=learn)) for queue in queues]
     slack = 16  # a step looks every 16 tokens at which groups have finished
     assert all(later <= earlier + slack for earlier, later in pairwise(seconds)), seconds
     assert seconds[-1] < 0.9 * seconds[0] or seconds[0] <= learn + slack
@@ -54,7 +48,7 @@ def test_t4_more_groups_ahead_take_no_longer(seed, learn):
 def test_t5_waiting_trains_on_slow_and_fast_prompts_as_often_as_they_are_drawn():
     lengths = tailed(0.25, 20, 200)
     drawn = [lengths(uid) == 200 for uid in range(200 * B)]
-    steps = simulated(lengths, steps=200, groups_per_step=B, depth=2, max_staleness=3)
+    steps = simulated(lengths, GroupQueue(B, 2, 3, 200))
     slow = [lengths(uid) == 200 for step in steps for uid in step.uids]
     assert sum(slow) == sum(drawn)  # at the end of the run; the groups in flight are the only difference before
     for step in range(20, 200):
@@ -63,8 +57,7 @@ def test_t5_waiting_trains_on_slow_and_fast_prompts_as_often_as_they_are_drawn()
 
 def test_t5_dropping_what_is_too_old_trains_on_fewer_slow_prompts():
     lengths = tailed(0.25, 20, 200)
-    given = {"steps": 200, "groups_per_step": B, "depth": 1, "max_staleness": 1}
-    steps = simulated(lengths, when_stale=WhenStale.drop, **given)
+    steps = simulated(lengths, GroupQueue(B, 1, 1, 200, WhenStale.drop))
     slow = [lengths(uid) == 200 for step in steps for uid in step.uids]
     dropped = [uid for step in steps for uid in step.dropped]
     assert sum(slow) / len(slow) < 0.15 and dropped and all(lengths(uid) == 200 for uid in dropped)
@@ -74,7 +67,7 @@ def test_t10_a_straggler_that_never_ends_is_replaced_at_its_deadline():
     def lengths(uid: int) -> int:
         return 10**9 if uid == 3 else 20
 
-    steps = simulated(lengths, steps=10, groups_per_step=B, depth=1, max_staleness=2, deadline_tokens=100)
+    steps = simulated(lengths, GroupQueue(B, 1, 2, 10), deadline_tokens=100)
     assert [step.dropped for step in steps if step.dropped] == [(3,)]
     assert sorted(uid for step in steps for uid in step.uids) == [uid for uid in range(10 * B + 1) if uid != 3]
 

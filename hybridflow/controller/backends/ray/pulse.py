@@ -51,7 +51,7 @@ def tell_calls_sent(key: str, count: int) -> None:
 
 
 def calls_sent(key: str) -> int:
-    """The last count that the driver has told the process with this key; 0 if it has told none, or cannot be asked."""
+    """The last count that the driver has given to the process with this key; 0 if there is none, or it is not known."""
     if (store := internal_kv_get_gcs_client()) is not None:
         with suppress(RayError):
             return int(store.internal_kv_get(f"{key}-{_CALLS}".encode(), _NAMESPACE, _RPC_SECONDS) or 0)

@@ -12,6 +12,7 @@ from hybridflow.observability.metrics import Metrics, mean, merge, summary, tota
 
 _STAGE_OF_METHOD = {
     "generate": "gen",
+    "advance": "gen",
     "advantages": "adv",
     "combine_advantages": "adv",
     "evaluate": "testing",

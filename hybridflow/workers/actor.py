@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, GENERATION, MINIBATCHES
+from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, EACH_REPLICA, GENERATION, MINIBATCHES
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
@@ -19,10 +19,11 @@ from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import ModelWorker, Objective, TrainedRole, TrainingSetup
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, LOSS_COLUMNS
 from hybridflow.workers.objectives import Denominators, columns_of, supervised_objective
+from hybridflow.workers.partial_rollouts import Turn
 from hybridflow.workers.policy_update import PolicyUpdate
 from hybridflow.workers.preferences import PREFERENCE_COLUMNS, PREFERENCE_OPTIONS, PreferenceUpdate
 from hybridflow.workers.pretraining import PRETRAINING_COLUMNS
-from hybridflow.workers.rollout import GENERATED_COLUMNS, ResponseGenerator, RolloutSetup
+from hybridflow.workers.rollout import ADVANCING, GENERATED_COLUMNS, ResponseGenerator, RolloutSetup
 from hybridflow.workers.weight_publisher import WeightPublisher
 
 
@@ -59,6 +60,12 @@ class ActorWorker(ModelWorker):
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
         with self.weights.awake_rollout() as rollout:
             return rollout.generate(prompts, purpose)
+
+    @transfer(EACH_REPLICA, **ADVANCING)
+    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[Turn]) -> Batch:
+        """See `PartialRollouts.advance`. With `stays_awake`, another such call follows before anything is trained."""
+        with self.weights.awake_rollout(stays_awake=stays_awake) as rollout:
+            return rollout.partial.advance(prompts, **turn)
 
     @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("old_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:

@@ -10,6 +10,7 @@ from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.environments.play import EpisodePlayer
+from hybridflow.workers.episode_sampler import EpisodeSampler
 from tests.toys import toy_model
 
 FILE = Path(__file__).with_name("toy_environments.py")
@@ -29,6 +30,7 @@ class Player:
         self.player = EpisodePlayer(config, tokenizer, (END,), **limits)
         self.model = toy_model("llama")
         self.engine = TransformersEngine(self.model, max_sequences=64, eos_token_ids=(END,))
+        self._sampler = EpisodeSampler(self.engine, Sampling(), seed=3)
         self.batches: list[Batch] = []
 
     def __enter__(self):
@@ -37,14 +39,20 @@ class Player:
     def __exit__(self, *_):
         self.player.close()
 
-    def generate(self, batch: Batch, max_tokens: int) -> Batch:
-        """Samples, as the rollout does."""
-        self.batches.append(batch)
-        return self.engine.generate(batch, Sampling(), max_response_tokens=max_tokens, seed=3)
-
     def play(self, prompts: Batch) -> Batch:
         """The episodes of the prompts."""
-        return prompts.join(self.player.play(prompts, self.generate, seed=3))
+        return prompts.join(self.player.play(prompts, self, seed=3))
+
+    def submit(self, rows: Batch, *, max_tokens: int) -> None:
+        """Samples as the rollout does."""
+        self.batches.append(rows)
+        self._sampler.submit(rows, max_tokens=max_tokens)
+
+    def poll(self) -> Batch:
+        return self._sampler.poll()
+
+    def withdraw(self) -> None:
+        self._sampler.withdraw()
 
 
 def prompts_of(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, samples: int = 1, **columns: list) -> Batch:

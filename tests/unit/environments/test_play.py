@@ -7,7 +7,7 @@ import torch
 
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import row_keys
-from hybridflow.environments.play import environment_seed
+from hybridflow.environments.running import environment_seed
 from hybridflow.errors import EpisodeError
 from tests.oracles.training import response_logprobs, rows_of
 from tests.unit.environments.players import END, Player, prompts_of
@@ -63,12 +63,43 @@ def test_an_episode_does_not_depend_on_the_others_or_on_the_number_of_processes(
     prompts = prompts_of(tokenizer, TEXTS, samples=2)
     with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
         whole = player.play(prompts)
-        assert len(player.batches) == 3  # one per round
         alone = player.play(prompts.slice(5, 6))
     with Player(tokenizer, "Echo", processes=3, max_turn_tokens=6) as player:
         apart = player.play(prompts)
     assert ids_of(apart) == ids_of(whole) and ids_of(alone) == ids_of(whole)[5:6]
     assert ids_of(whole)[0] != ids_of(whole)[1]
+
+
+@pytest.mark.parametrize("processes", [3, 8])
+def test_tokens_do_not_depend_on_the_time_that_environments_take(tokenizer, processes):
+    prompts = prompts_of(tokenizer, TEXTS, samples=2)
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
+        expected = player.play(prompts)
+    with Player(tokenizer, "SlowEcho", processes=processes, max_turn_tokens=6) as player:
+        for _ in range(2):
+            found = player.play(prompts)
+            assert ids_of(found) == ids_of(expected) and found.object("messages") == expected.object("messages")
+            logprobs = found.tokens("rollout_logprobs").values, expected.tokens("rollout_logprobs").values
+            assert torch.allclose(*logprobs, atol=EXACT)
+
+
+def test_an_episode_goes_on_while_the_environment_of_another_takes_long(tokenizer, tmp_path):
+    prompts = prompts_of(tokenizer, TEXTS, must_wait=[True, False, True, False])
+    settings = {"settings": {"folder": str(tmp_path)}, "max_turn_tokens": 6, "step_seconds": 30.0, "retries": 0}
+    with Player(tokenizer, "Waits", processes=4, **settings) as player:
+        found = player.play(prompts)  # with a barrier, the steps that wait would exceed their limit
+    assert found.object("episode_return") == [6.0] * 4
+
+
+def test_after_an_error_nothing_is_left_running(tokenizer, tmp_path):
+    prompts = prompts_of(tokenizer, TEXTS, act=["nothing", "raise", "hang", "nothing"])
+    settings = {"settings": {"folder": str(tmp_path), "times": 2}, "max_turn_tokens": 6}
+    with Player(tokenizer, "Misbehaves", processes=4, **settings) as player:
+        with pytest.raises(EpisodeError, match="ZeroDivisionError"):
+            player.play(prompts)
+        assert player.engine.num_running == 0
+        (tmp_path / "1").touch()  # it has misbehaved often enough
+        assert player.play(prompts).object("episode_return") == [6.0] * 4
 
 
 def test_no_two_turns_share_random_numbers(tokenizer):

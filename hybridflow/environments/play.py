@@ -1,4 +1,4 @@
-"""Plays the episodes of a batch: each reply goes to its environment, and each answer to the engine, without a barrier."""
+"""Plays the episodes of a batch: replies go to environments, and answers to the engine, while other episodes go on."""
 
 import logging
 from itertools import count

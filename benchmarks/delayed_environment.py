@@ -1,4 +1,4 @@
-"""The environment of `environments.py`: five turns, after each of which it takes a random time that its seed determines."""
+"""The environment of `environments.py`: five turns, each followed by a delay that its seed determines."""
 
 import random
 import time

@@ -194,7 +194,7 @@ def report(seconds: Mapping[str, list[float]], counts: list[int]) -> None:
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     path = Path(HERE / "results" / "environments.json")
-    write_record(path, ["transformers"], {"seconds": {name: values for name, values in seconds.items()}, "rows": rows})
+    write_record(path, ["transformers"], {"seconds": dict(seconds), "rows": rows})
     sys.stdout.write(json.dumps({"reply_seconds": best["reply"]}) + "\n")
 
 

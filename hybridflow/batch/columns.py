@@ -85,6 +85,9 @@ COLUMNS: dict[str, ColumnSpec] = {
         Kind.tokens, torch.float32, "the environment's reward after each reply, at its last token", "rollout.generate"
     ),
     "turns": ColumnSpec(Kind.row, torch.float32, "number of replies in the episode", "rollout.generate"),
+    "reply_rewards": ColumnSpec(
+        Kind.object, None, "the environment's reward after each reply, as a list", "rollout.generate"
+    ),
     "episode_return": ColumnSpec(Kind.object, None, "sum of the environment's rewards", "rollout.generate"),
     "messages": ColumnSpec(Kind.object, None, "the conversation of the episode", "rollout.generate"),
     "filter_scores": ColumnSpec(

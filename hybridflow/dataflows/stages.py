@@ -44,6 +44,8 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     scores, uids = batch.row("scores"), batch.row("uid")
     metrics = summary("critic/score", scores.tolist())
     metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
+    if "turns" in batch.columns:
+        metrics |= summary("num_turns", batch.row("turns").tolist()) | _information(batch)
     metrics["response_length/clip_ratio"] = mean(float(batch.row("truncated").float().mean()), len(responses))
     if len(uids.unique()) < len(uids):
         metrics["frac_reward_zero_std"] = mean(float(fraction_without_spread(scores, uids)), len(uids))
@@ -57,6 +59,17 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     for name, parts in batch.metrics_by_shard("rewards/").items():
         is_count = name.endswith("/failures")
         metrics |= merge([{name: total(value) if is_count else mean(value, rows)} for value, rows in parts])
+    return metrics
+
+
+def _information(batch: BatchRef) -> Metrics:
+    """`environment/info/<name>`: the mean over the episodes whose environment gave a number of this name."""
+    sums = batch.metrics_by_shard("environment/info/")
+    counts = batch.metrics_by_shard("environment/episodes_with/")
+    metrics = {}
+    for name, parts in sums.items():
+        count = sum(value for value, _ in counts[name.replace("info", "episodes_with", 1)])
+        metrics[name] = mean(sum(value for value, _ in parts) / count, count)
     return metrics
 
 

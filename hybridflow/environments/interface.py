@@ -57,6 +57,9 @@ class Reply:
     is_truncated: bool = False
     """Whether a token limit cut it off."""
 
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+
 
 @dataclass(frozen=True)
 class Start:

@@ -118,18 +118,18 @@ class EpisodePlayer:
         found = self._formats[True].check()
         if found.continuation is Continuation.fork:
             raise _forks(f"the chat template changes earlier turns: {found.detail}")
-        logger.info("environment=%s continuation=%s %s", self._config.name, found.continuation.value, found.detail)
+        logger.info("%s continuation=%s %s", self._config.chosen, found.continuation.value, found.detail)
         if found.drops_thoughts:
             logger.warning(
-                "environment=%s: the chat template drops <think>...</think> from earlier replies, so an episode in"
+                "%s: the chat template drops <think>...</think> from earlier replies, so an episode in"
                 " which the model replies after such a reply is an error; set data.chat_template=FILE to keep them",
-                self._config.name,
+                self._config.chosen,
             )
 
     def _handle(self, running: RunningEpisodes, number: int, event: Event) -> None:
         episode = running.episodes[number]
         if isinstance(event, Failed) and event.is_infrastructure and episode.attempt < self._config.retries:
-            logger.warning("environment=%s row=%d starts again: %s", self._config.name, episode.row, event.reason)
+            logger.warning("%s row=%d starts again: %s", self._config.chosen, episode.row, event.reason)
             running.retry(number)
         elif isinstance(event, Failed):
             self._fail(running, number, event.reason)
@@ -166,7 +166,7 @@ class EpisodePlayer:
         transcript = Transcript(self._formats[is_chat], ask.messages, ask.tools, prompt_ids=ids)
         if len(transcript.prompt_ids) > self._max_prompt_tokens:
             raise EpisodeError(
-                f"environment={self._config.name}: the first prompt of an episode has {len(transcript.prompt_ids)}"
+                f"{self._config.chosen}: the first prompt of an episode has {len(transcript.prompt_ids)}"
                 f" tokens; data.max_prompt_tokens={self._max_prompt_tokens}.",
                 remedy="Raise data.max_prompt_tokens, or show the model less.",
             )
@@ -213,7 +213,7 @@ class EpisodePlayer:
         """Adds what was sampled to the transcript. A tool call that a limit cut off does not count."""
         transcript, ask = episode.asked, episode.ask
         assert ask is not None, "a reply without a question"
-        text = transcript.text_of(ids)
+        text, num_prompt_tokens = transcript.text_of(ids), len(transcript.prompt_ids)
         calls = self._calls_in(text) if ask.tools and not is_truncated else []
         message: Message = {"role": "assistant", "content": text}
         if calls and all("error" not in call for call in calls):
@@ -223,7 +223,7 @@ class EpisodePlayer:
         episode.turns += 1
         if ask.is_trained:
             episode.is_truncated = is_truncated
-        return Reply(text, message, calls, is_truncated)
+        return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids))
 
     def _fail(self, running: RunningEpisodes, number: int, reason: str) -> None:
         self._num_failures += 1
@@ -231,7 +231,7 @@ class EpisodePlayer:
         logger.warning("environment failures=%d environment.error_budget=%d: %s", self._num_failures, budget, reason)
         if self._num_failures > budget:
             raise EpisodeError(
-                f"environment={self._config.name} failed: {reason} This rank has lost {self._num_failures} episodes so"
+                f"{self._config.chosen} failed: {reason} This rank has lost {self._num_failures} episodes so"
                 f" far; environment.error_budget={budget} allows {budget} per rank.",
                 remedy="Fix the environment, or raise environment.error_budget.",
             )

@@ -84,7 +84,7 @@ class ProcessStage:
         self._server = ForkServer(
             serve_episodes,
             config,
-            labels=[str(config.name)],
+            labels=[str(config.chosen)],
             of="environment",
             setting="environment.processes",
             error=EpisodeError,

@@ -60,7 +60,7 @@ class ResponseGenerator:
         self._setup = setup
         ends = eos_ids(tokenizer, directory)
         self._player = None
-        if setup.environment.name is not None:
+        if setup.environment.chosen is not None:
             self._player = EpisodePlayer(
                 setup.environment,
                 with_chat_template(tokenizer, Data(chat_template=setup.chat_template)),

@@ -22,10 +22,16 @@ class Player:
     """Plays episodes of an environment with a random model, and counts the batches it samples."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, name: str, *, prompt_tokens: int = 40, tokens: int = 60, **settings
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "",
+        *,
+        prompt_tokens: int = 40,
+        tokens: int = 60,
+        **settings,
     ) -> None:
         own = name if name.islower() and "_" in name else f"{FILE}:{name}"
-        config = EnvironmentSettings(name=own, **settings)
+        config = EnvironmentSettings(name=None if "program" in settings else own, **settings)
         limits = {"max_prompt_tokens": prompt_tokens, "max_response_tokens": tokens}
         self.player = EpisodePlayer(config, tokenizer, (END,), **limits)
         self.model = toy_model("llama")

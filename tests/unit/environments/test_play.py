@@ -1,14 +1,17 @@
 """Episodes of a batch: the columns of `generate`, the tokens that were sampled, and what failures cost."""
 
+import json
 import re
 
 import pytest
 import torch
 
 from hybridflow.config.rollout import Sampling
+from hybridflow.dataflows.evaluation import samples_of
 from hybridflow.engines.rollout.sampling import row_keys
 from hybridflow.environments.running import environment_seed
 from hybridflow.errors import EpisodeError
+from hybridflow.observability.samples import sample_of_row
 from tests.oracles.training import response_logprobs, rows_of
 from tests.unit.environments.players import END, Player, prompts_of
 
@@ -85,7 +88,7 @@ def test_tokens_do_not_depend_on_the_time_that_environments_take(tokenizer, proc
 
 def test_an_episode_goes_on_while_the_environment_of_another_takes_long(tokenizer, tmp_path):
     prompts = prompts_of(tokenizer, TEXTS, must_wait=[True, False, True, False])
-    settings = {"settings": {"folder": str(tmp_path)}, "max_turn_tokens": 6, "step_seconds": 30.0, "retries": 0}
+    settings = {"settings": {"folder": str(tmp_path)}, "max_turn_tokens": 6, "step_seconds": 50.0, "retries": 0}
     with Player(tokenizer, "Waits", processes=4, **settings) as player:
         found = player.play(prompts)  # with a barrier, the steps that wait would exceed their limit
     assert found.object("episode_return") == [6.0] * 4
@@ -121,6 +124,27 @@ def test_rewards_stand_at_the_last_token_of_each_reply(tokenizer):
             if one and (place + 1 == len(row["response_mask"]) or not row["response_mask"][place + 1])
         ]
         assert places == ends and row["turn_rewards"][places].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_episode_is_shown_turn_by_turn_with_the_reward_after_each_reply(tokenizer):
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:2], samples=2))
+    for sample in samples_of(found, lambda ids: tokenizer.batch_decode(ids.rows()), split="train"):
+        assert [turn.role for turn in sample.turns] == ["assistant", "user"] * 2 + ["assistant"]
+        assert [turn.reward for turn in sample.turns] == [1.0, None, 2.0, None, 3.0]
+        spoken = "".join(turn.content for turn in sample.turns)
+        assert spoken == sample.response.replace(tokenizer.decode([END]), "")
+        assert sample_of_row(json.loads(json.dumps(sample.row(1)))).turns == sample.turns
+
+
+def test_numbers_in_the_information_of_steps_are_summed(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS, samples=2)
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, settings={"turns": 2}) as player:
+        whole = player.play(prompts)
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, max_turns=2) as player:
+        limited = player.play(prompts)
+    assert whole.meta["environment/info/turns"] == limited.meta["environment/info/turns"] == 16.0
+    assert whole.meta["environment/episodes_with/turns"] == 8.0
 
 
 def test_the_first_observation_replaces_the_prompt(tokenizer):

@@ -36,8 +36,8 @@ class TransformersEngine(RolloutShell):
 
     The slots are the model's own parameters (experts one by one), so a training engine that binds to them shares its
     weights. Rows join those that run as soon as there are places (`max_sequences`); on a GPU, with a `FixedMemory`,
-    they wait until all of those have finished, and then start together. While no row runs, only the weights are kept on a CPU; on a GPU, memory
-    for keys and values, and CUDA graphs are kept as well, until the engine sleeps.
+    they wait until all of those have finished, and then start together. While no row runs, only the weights are kept
+    on a CPU; on a GPU, memory for keys and values, and CUDA graphs are kept as well, until the engine sleeps.
     """
 
     def __init__(

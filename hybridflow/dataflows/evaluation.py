@@ -170,8 +170,8 @@ def _turns(batch: Batch) -> list[list[Turn]]:
     found = []
     for messages, rewards in zip(batch.object("messages"), batch.object("reply_rewards"), strict=True):
         replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        replies = replies[len(replies) - len(rewards) :]  # earlier ones belong to the prompt
-        reward_of = dict(zip(replies, rewards, strict=True))
+        replies = replies[max(0, len(replies) - len(rewards)) :]  # earlier ones belong to the prompt
+        reward_of = dict(zip(replies, rewards, strict=False))  # a conversation that forked may have fewer replies
         found.append(
             [
                 Turn(str(message["role"]), str(message["content"]), reward_of.get(place))

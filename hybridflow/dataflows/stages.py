@@ -24,6 +24,9 @@ _STAGE_OF_METHOD = {
 _HELD_OUT = {"rewards/accuracies": "acc", "train/loss": "loss", "rewards/margins": "margin"}
 """Metrics of `evaluate`, and their names for held-out rows."""
 
+_COUNTED = "/episodes_with/"
+"""Part of the names under which environments count episodes with a number."""
+
 
 def stage_name(role: str, method: str) -> str:
     """The stage of a call in `timing_s/<stage>`, as verl names it."""
@@ -63,14 +66,15 @@ def batch_metrics(batch: BatchRef) -> Metrics:
 
 
 def _information(batch: BatchRef) -> Metrics:
-    """`environment/info/<name>`: the mean over the episodes whose environment gave a number of this name."""
-    sums = batch.metrics_by_shard("environment/info/")
-    counts = batch.metrics_by_shard("environment/episodes_with/")
-    metrics = {}
-    for name, parts in sums.items():
-        count = sum(value for value, _ in counts[name.replace("info", "episodes_with", 1)])
-        metrics[name] = mean(sum(value for value, _ in parts) / count, count)
-    return metrics
+    """Metrics of environments: how often something happened, and what they returned.
+
+    `environment/info/<name>` is the mean over the episodes whose environment gave a number of this name.
+    """
+    shards = batch.metrics_by_shard("environment/")
+    sums = {name: sum(value for value, _ in parts) for name, parts in shards.items()}
+    counts = {name.replace("episodes_with", "info", 1): value for name, value in sums.items() if _COUNTED in name}
+    metrics = {name: total(value) for name, value in sums.items() if _COUNTED not in name and name not in counts}
+    return metrics | {name: mean(sums[name] / count, count) for name, count in counts.items()}
 
 
 def evaluated_by_source(held_out: Batch, evaluate: Callable[[Batch], Future[Metrics]]) -> Metrics:

@@ -87,6 +87,12 @@ class ConversationFormat:
         assert isinstance(text, str), f"one sequence decoded to {type(text)}"
         return text
 
+    def special_token(self, ids: Sequence[int]) -> str | None:
+        """The first special token in a reply, except those that end it; None if there is none."""
+        special = set(self._tokenizer.all_special_ids) - self.end_ids
+        found = next((token for token in ids if token in special), None)
+        return None if found is None else str(self._tokenizer.convert_ids_to_tokens(found))
+
     def check(self) -> TemplateCheck:
         """How the template continues a conversation, found with conversations of three replies.
 

@@ -8,9 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.wire import Meta
 from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
-from hybridflow.environments.interface import Ask, Event, Failed, Finished, Message, Over, Reply
+from hybridflow.environments.interface import Ask, Event, Failed, Message, Over, Reply
 from hybridflow.environments.rows import episode_columns
 from hybridflow.environments.running import Episode, RunningEpisodes
 from hybridflow.environments.stages import make_stage
@@ -19,6 +20,13 @@ from hybridflow.environments.transcript import Transcript
 from hybridflow.errors import EpisodeError
 
 logger = logging.getLogger(__name__)
+
+
+_FORK = "an episode would need several rows of training data,"
+_APPEND = (
+    "Set data.chat_template=FILE to a template that only appends to earlier turns, and continue each conversation with"
+    " the messages that were replied to, the reply's message, and new messages."
+)
 
 
 class Sampler(Protocol):
@@ -63,7 +71,7 @@ class EpisodePlayer:
         self._formats = {is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat) for is_chat in (False, True)}
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config)
-        self._has_checked = False
+        self._has_checked = self._has_seen_special = False
         self._num_failures = 0
         self._numbers = count()
 
@@ -82,7 +90,8 @@ class EpisodePlayer:
             self._stage.abandon()
             sampler.withdraw()
             raise
-        columns = episode_columns(prompts, running.results, running.meta)
+        counts: Meta = {name: float(count) for name, count in running.counts.items() if count}
+        columns = episode_columns(prompts, running.results, running.meta | counts)
         if self._config.credit is Credit.turn:
             return columns.with_columns(tokens={"token_scores": columns.tokens("turn_rewards")})
         return columns
@@ -117,7 +126,10 @@ class EpisodePlayer:
         self._has_checked = True
         found = self._formats[True].check()
         if found.continuation is Continuation.fork:
-            raise _forks(f"the chat template changes earlier turns: {found.detail}")
+            raise EpisodeError(
+                f"{self._config.chosen}: {_FORK} because the chat template changes earlier turns: {found.detail}.",
+                remedy=_APPEND,
+            )
         logger.info("%s continuation=%s %s", self._config.chosen, found.continuation.value, found.detail)
         if found.drops_thoughts:
             logger.warning(
@@ -128,27 +140,30 @@ class EpisodePlayer:
 
     def _handle(self, running: RunningEpisodes, number: int, event: Event) -> None:
         episode = running.episodes[number]
-        if isinstance(event, Failed) and event.is_infrastructure and episode.attempt < self._config.retries:
+        if isinstance(event, Ask):
+            episode.ask = event
+            self._listen(running, number, episode, event)
+        elif episode.has_failed:
+            running.finish(number, None)
+        elif isinstance(event, Failed) and event.is_infrastructure and episode.attempt < self._config.retries:
             logger.warning("%s row=%d starts again: %s", self._config.chosen, episode.row, event.reason)
             running.retry(number)
         elif isinstance(event, Failed):
-            self._fail(running, number, event.reason)
-        elif isinstance(event, Finished):
-            running.finish(number, event)
+            self._count_failure(event.reason)
+            running.finish(number, None)
         else:
-            episode.ask = event
-            self._listen(running, number, episode, event)
+            running.finish(number, event)
 
     def _listen(self, running: RunningEpisodes, number: int, episode: Episode, ask: Ask) -> None:
         """Extends the transcript by what the episode shows the model, unless it has reached a limit."""
         transcript = episode.transcripts.get(ask.is_trained)
-        if episode.turns >= self._config.max_turns:
-            running.requests[number] = Over("max_turns")
+        if episode.has_failed or episode.turns >= self._config.max_turns:
+            running.requests[number] = Over("fork" if episode.has_failed else "max_turns")
         elif transcript is not None:
             transcript.extend(ask.messages, ask.tools)
             if transcript.num_forks:
-                raise _forks("the conversation that it shows the model does not continue the previous one")
-            if self._allowance(transcript) <= 0:
+                self._end_fork(running, number)
+            elif self._allowance(transcript) <= 0:
                 episode.is_truncated = True
                 running.requests[number] = Over("max_response_tokens")
         else:
@@ -203,13 +218,16 @@ class EpisodePlayer:
             episode = running.episodes[number]
             episode.sampled_by(int(sampled.row("weight_version")[index]))
             running.requests[number] = self._reply(
+                running,
                 episode,
                 ids.row(index).tolist(),
                 logprobs.row(index).tolist(),
                 is_truncated=bool(sampled.row("truncated")[index]),
             )
 
-    def _reply(self, episode: Episode, ids: list[int], logprobs: list[float], *, is_truncated: bool) -> Reply:
+    def _reply(
+        self, running: RunningEpisodes, episode: Episode, ids: list[int], logprobs: list[float], *, is_truncated: bool
+    ) -> Reply:
         """Adds what was sampled to the transcript. A tool call that a limit cut off does not count."""
         transcript, ask = episode.asked, episode.ask
         assert ask is not None, "a reply without a question"
@@ -218,6 +236,8 @@ class EpisodePlayer:
         message: Message = {"role": "assistant", "content": text}
         if calls and all("error" not in call for call in calls):
             message["tool_calls"] = [tool_call(call["name"], call["arguments"], i) for i, call in enumerate(calls)]
+        if not calls and (special := transcript.special_token(ids)):
+            self._note_special(running, special)
         transcript.add_reply(ids, logprobs, message)
         episode.ask = None
         episode.turns += 1
@@ -225,7 +245,29 @@ class EpisodePlayer:
             episode.is_truncated = is_truncated
         return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids))
 
-    def _fail(self, running: RunningEpisodes, number: int, reason: str) -> None:
+    def _note_special(self, running: RunningEpisodes, token: str) -> None:
+        """Counts a reply that contains a special token; the first one of the player's life is also logged."""
+        running.counts["environment/special_token_replies"] += 1
+        if not self._has_seen_special:
+            self._has_seen_special = True
+            logger.warning(
+                "%s: the model sampled the special token '%s' within a reply; it stays in the prompt as it is."
+                " Remove it from observations that repeat a reply, where it would be encoded as the same token",
+                self._config.chosen,
+                token,
+            )
+
+    def _end_fork(self, running: RunningEpisodes, number: int) -> None:
+        """An episode that would need several rows of training data has failed; it is told that it is over."""
+        running.counts["environment/forks"] += 1
+        running.episodes[number].has_failed = True
+        self._count_failure(
+            f"{_FORK} because the conversation that it shows the model does not continue the previous one.", _APPEND
+        )
+        running.requests[number] = Over("fork")
+
+    def _count_failure(self, reason: str, remedy: str = "Fix the environment.") -> None:
+        """Raises `EpisodeError` if more episodes have failed than `environment.error_budget` allows."""
         self._num_failures += 1
         budget = self._config.error_budget
         logger.warning("environment failures=%d environment.error_budget=%d: %s", self._num_failures, budget, reason)
@@ -233,14 +275,5 @@ class EpisodePlayer:
             raise EpisodeError(
                 f"{self._config.chosen} failed: {reason} This rank has lost {self._num_failures} episodes so"
                 f" far; environment.error_budget={budget} allows {budget} per rank.",
-                remedy="Fix the environment, or raise environment.error_budget.",
+                remedy=f"{remedy} Or raise environment.error_budget.",
             )
-        running.finish(number, None)
-
-
-def _forks(why: str) -> EpisodeError:
-    return EpisodeError(
-        f"An episode would need several rows of training data, because {why}.",
-        remedy="Set data.chat_template=FILE to a template that only appends to earlier turns, and continue each"
-        " conversation with the messages that were replied to, the reply's message, and new messages.",
-    )

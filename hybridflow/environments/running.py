@@ -1,6 +1,6 @@
 """The state of the episodes of a batch: rows that wait, episodes that run, and results."""
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -31,6 +31,8 @@ class Episode:
     turns: int = 0
     version: int | None = None
     is_truncated: bool = False
+    has_failed: bool = False
+    """It would need several rows; its result does not count."""
 
     @property
     def asked(self) -> Transcript:
@@ -70,6 +72,9 @@ class RunningEpisodes:
         """Results by row."""
 
         self.meta: Meta = {}
+        self.counts: Counter[str] = Counter()
+        """What happened how often, by the name of its metric."""
+
         self._seed = seed
         self._numbers = numbers
 
@@ -98,11 +103,13 @@ class RunningEpisodes:
 
     def retry(self, number: int) -> None:
         """Puts the row of a failed episode back, to start first."""
+        self.counts["environment/retries"] += 1
         lost = self.episodes.pop(number)
         self.waiting.appendleft(Episode(lost.row, lost.attempt + 1))
 
     def finish(self, number: int, ended: Finished | None) -> None:
         """Records the result of an episode; None for one that failed."""
+        self.counts["environment/failures"] += ended is None
         episode = self.episodes.pop(number)
         transcript = episode.transcripts.get(True)
         self.results[episode.row] = EpisodeResult(

@@ -81,6 +81,10 @@ class Transcript:
         """The text of sampled tokens, for the message of `add_reply`."""
         return self._format.decoded(ids)
 
+    def special_token(self, ids: Sequence[int]) -> str | None:
+        """See `ConversationFormat.special_token`."""
+        return self._format.special_token(ids)
+
     def add_reply(self, ids: Sequence[int], logprobs: Sequence[float], message: Message) -> None:
         """Adds the tokens that the model sampled, and the message in which the caller found their text."""
         assert ids, "a reply has at least one token"

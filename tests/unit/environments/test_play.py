@@ -242,6 +242,18 @@ def test_after_all_retries_a_failed_episode_is_masked_and_does_not_change_its_gr
             player.play(prompts)
 
 
+def test_a_conversation_that_is_not_continued_is_a_failed_episode(tokenizer, caplog):
+    prompts = prompts_of(tokenizer, TEXTS[:2], samples=2, forks=[True, False])
+    with Player(tokenizer, "forking", processes=0, max_turn_tokens=6, error_budget=2) as player:
+        found = player.play(prompts)
+        assert found.meta["environment/forks"] == found.meta["environment/failures"] == 2.0
+        assert [bool(row["response_mask"].any()) for row in rows_of(found)] == [False, False, True, True]
+        samples_of(found, lambda ids: tokenizer.batch_decode(ids.rows()), split="train")
+        with pytest.raises(EpisodeError, match="does not continue the previous one") as error:
+            player.play(prompts)
+    assert "data.chat_template" in error.value.remedy and "environment.error_budget" in error.value.remedy
+
+
 def test_a_whole_episode_has_a_limit_too(tokenizer, tmp_path):
     prompts = prompts_of(tokenizer, TEXTS[:1], act=["hang"])
     settings = {"settings": {"folder": str(tmp_path)}, "max_turn_tokens": 6, "retries": 0, "episode_seconds": 1.0}

@@ -61,6 +61,15 @@ async def echo(model, row, seed):
     return 6.0, {"turns": model.num_replies}
 
 
+async def forking(model, row):
+    """Forgets the conversation if the row says so."""
+    messages = [{"role": "user", "content": row["prompt"]}]
+    reply = await model.reply(messages)
+    messages += [reply.message, {"role": "user", "content": "on"}]
+    await model.reply([{"role": "user", "content": "again"}] if row["forks"] else messages)
+    return 1.0
+
+
 class SlowEcho(Echo):
     """The same after a random time, which no seed determines."""
 

@@ -169,14 +169,12 @@ def _turns(batch: Batch) -> list[list[Turn]]:
     """The turns of each episode, from the first reply on, with the reward after each reply."""
     found = []
     for messages, rewards in zip(batch.object("messages"), batch.object("reply_rewards"), strict=True):
-        replies = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        replies = replies[max(0, len(replies) - len(rewards)) :]  # earlier ones belong to the prompt
-        reward_of = dict(zip(replies, rewards, strict=False))  # a conversation that forked may have fewer replies
+        reward_of = dict(rewards)
         found.append(
             [
                 Turn(str(message["role"]), str(message["content"]), reward_of.get(place))
                 for place, message in enumerate(messages)
-                if replies and place >= replies[0]
+                if place >= min(reward_of, default=len(messages))
             ]
         )
     return found

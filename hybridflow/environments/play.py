@@ -22,13 +22,6 @@ from hybridflow.errors import EpisodeError
 logger = logging.getLogger(__name__)
 
 
-_FORK = "an episode would need several rows of training data,"
-_APPEND = (
-    "Set data.chat_template=FILE to a template that only appends to earlier turns, and continue each conversation with"
-    " the messages that were replied to, the reply's message, and new messages."
-)
-
-
 class Sampler(Protocol):
     """A rollout engine with settings for sampling, which nothing else uses meanwhile."""
 
@@ -120,22 +113,25 @@ class EpisodePlayer:
         return self._config.max_turns == 1 and is_first and len(running.asking) < len(running.episodes)
 
     def _check_template(self, prompts: Batch) -> None:
-        """Checks the chat template before the first conversation; a template that forks is an error."""
+        """Says before the first conversation how the chat template continues it."""
         if self._has_checked or not any(isinstance(prompt, list) for prompt in prompts.object("prompt")):
             return
         self._has_checked = True
-        found = self._formats[True].check()
+        found, key = self._formats[True].check(), self._config.chosen
+        logger.info("%s continuation=%s %s", key, found.continuation.value, found.detail)
+        when = (
+            "drops <think>...</think> from earlier replies, so what follows such a reply"
+            if found.drops_thoughts
+            else ""
+        )
         if found.continuation is Continuation.fork:
-            raise EpisodeError(
-                f"{self._config.chosen}: {_FORK} because the chat template changes earlier turns: {found.detail}.",
-                remedy=_APPEND,
-            )
-        logger.info("%s continuation=%s %s", self._config.chosen, found.continuation.value, found.detail)
-        if found.drops_thoughts:
+            when = "changes earlier turns, so each turn"
+        if when:
             logger.warning(
-                "%s: the chat template drops <think>...</think> from earlier replies, so an episode in"
-                " which the model replies after such a reply is an error; set data.chat_template=FILE to keep them",
-                self._config.chosen,
+                "%s: the chat template %s is a sequence of its own, with the whole conversation as its prompt. This"
+                " costs time, and counts towards data.max_response_tokens; data.chat_template=FILE sets another one",
+                key,
+                when,
             )
 
     def _handle(self, running: RunningEpisodes, number: int, event: Event) -> None:
@@ -143,8 +139,6 @@ class EpisodePlayer:
         if isinstance(event, Ask):
             episode.ask = event
             self._listen(running, number, episode, event)
-        elif episode.has_failed:
-            running.finish(number, None)
         elif isinstance(event, Failed) and event.is_infrastructure and episode.attempt < self._config.retries:
             logger.warning("%s row=%d starts again: %s", self._config.chosen, episode.row, event.reason)
             running.retry(number)
@@ -157,13 +151,11 @@ class EpisodePlayer:
     def _listen(self, running: RunningEpisodes, number: int, episode: Episode, ask: Ask) -> None:
         """Extends the transcript by what the episode shows the model, unless it has reached a limit."""
         transcript = episode.transcripts.get(ask.is_trained)
-        if episode.has_failed or episode.turns >= self._config.max_turns:
-            running.requests[number] = Over("fork" if episode.has_failed else "max_turns")
+        if episode.turns >= self._config.max_turns:
+            running.requests[number] = Over("max_turns")
         elif transcript is not None:
             transcript.extend(ask.messages, ask.tools)
-            if transcript.num_forks:
-                self._end_fork(running, number)
-            elif self._allowance(transcript) <= 0:
+            if self._allowance(transcript) <= 0:
                 episode.is_truncated = True
                 running.requests[number] = Over("max_response_tokens")
         else:
@@ -189,7 +181,7 @@ class EpisodePlayer:
 
     def _allowance(self, transcript: Transcript) -> int:
         """Maximum length of the next reply."""
-        return min(self._max_turn_tokens, self._max_response_tokens - len(transcript.rows[-1].response_ids))
+        return min(self._max_turn_tokens, self._max_response_tokens - transcript.num_response_tokens)
 
     def _submit(self, running: RunningEpisodes, sampler: Sampler) -> None:
         """Begins to sample the replies that episodes wait for; those with the same limit are submitted together."""
@@ -257,16 +249,7 @@ class EpisodePlayer:
                 token,
             )
 
-    def _end_fork(self, running: RunningEpisodes, number: int) -> None:
-        """An episode that would need several rows of training data has failed; it is told that it is over."""
-        running.counts["environment/forks"] += 1
-        running.episodes[number].has_failed = True
-        self._count_failure(
-            f"{_FORK} because the conversation that it shows the model does not continue the previous one.", _APPEND
-        )
-        running.requests[number] = Over("fork")
-
-    def _count_failure(self, reason: str, remedy: str = "Fix the environment.") -> None:
+    def _count_failure(self, reason: str) -> None:
         """Raises `EpisodeError` if more episodes have failed than `environment.error_budget` allows."""
         self._num_failures += 1
         budget = self._config.error_budget
@@ -275,5 +258,5 @@ class EpisodePlayer:
             raise EpisodeError(
                 f"{self._config.chosen} failed: {reason} This rank has lost {self._num_failures} episodes so"
                 f" far; environment.error_budget={budget} allows {budget} per rank.",
-                remedy=f"{remedy} Or raise environment.error_budget.",
+                remedy="Fix the environment, or raise environment.error_budget.",
             )

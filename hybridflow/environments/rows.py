@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,9 +28,12 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
 
     `prompt_ids` and `prompt` are the first prompt. `response_ids` [B, (R)] is everything after it up to the end of the
     last reply. `response_mask` is 1 for sampled tokens and 0 for observations; `rollout_logprobs` is 0 there.
-    `reply_rewards` are the rewards after the replies, and `turn_rewards` [B, (R)] has each at the last token of its
-    reply. `episode_return` is the sum of an episode's rewards, `turns` the number of replies, `messages` the
-    conversation.
+    `fork_starts` [B, (forks)] are the positions in the response at which a fork begins: the tokens of its prompt, which
+    are masked, and those after them are a sequence of their own.
+
+    `reply_rewards` has the place of each reply in `messages` and the reward after it, and `turn_rewards` [B, (R)] has
+    each at the last token of its reply. `episode_return` is the sum of an episode's rewards, `turns` the number of
+    replies, `messages` the conversation.
 
     A failed episode has a mask of zeros, and the mean return of its group's other episodes, so that it changes neither
     the weights nor the group's mean. `meta` is that of the responses; that of the result also has `info_sums`.
@@ -38,6 +41,8 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
     order = [results[row] for row in range(len(prompts))]
     rows = [_row(result, prompts, index) for index, result in enumerate(order)]
     rewards = [reply_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)]
+    places = [[] if result.transcript is None else result.transcript.reply_places for result in order]
+    forks = sum(result.transcript.num_forks for result in order if result.transcript is not None)
     returns = _returns(order, prompts.row("uid").tolist())
     versions = [result.version for result in order]
     known = [version for version in versions if version is not None]
@@ -55,6 +60,7 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
             "response_ids": Ragged.from_rows([row.response_ids for row in rows], torch.int64),
             "response_mask": Ragged.from_rows([row.mask for row in rows], torch.float32),
             "rollout_logprobs": Ragged.from_rows([row.logprobs for row in rows], torch.float32),
+            "fork_starts": Ragged.from_rows([row.fork_starts for row in rows], torch.int64),
             "version_runs": Ragged.from_lengths(runs, torch.ones_like(oldest)),
             "turn_rewards": Ragged.from_rows(
                 [_at_last_tokens(row, values) for row, values in zip(rows, rewards, strict=True)], torch.float32
@@ -63,10 +69,10 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
         objects={
             "prompt": [_first_prompt(result, prompts, index) for index, result in enumerate(order)],
             "episode_return": returns,
-            "reply_rewards": rewards,
-            "messages": [[] if result.transcript is None else result.transcript.messages for result in order],
+            "reply_rewards": [[*zip(*pair, strict=True)] for pair in zip(places, rewards, strict=True)],
+            "messages": [[] if result.transcript is None else result.transcript.history for result in order],
         },
-        meta=meta | info_sums(order),
+        meta=meta | info_sums(order) | ({"environment/forks": float(forks)} if forks else {}),
     )
 
 
@@ -100,13 +106,11 @@ def _at_last_tokens(row: TranscriptRow, rewards: Sequence[float]) -> list[float]
 
 def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
     """The row of an episode without what followed its last reply; masked if it failed or has no reply."""
-    row = result.transcript.rows[0] if result.transcript is not None else None
+    row = None if result.transcript is None else result.transcript.as_row()
     if row is None or not row.replies:
         prompt = prompts.tokens("prompt_ids").row(index).tolist()
         return TranscriptRow(prompt, prompt[-1:], [0], [0.0])
-    end = row.replies[-1][1]
-    mask = [0] * end if result.ended is None else row.mask[:end]
-    return TranscriptRow(row.prompt_ids, row.response_ids[:end], mask, row.logprobs[:end], row.replies)
+    return replace(row, mask=[0] * len(row.mask)) if result.ended is None else row
 
 
 def _returns(order: list[EpisodeResult], uids: list[int]) -> list[float]:

@@ -31,8 +31,6 @@ class Episode:
     turns: int = 0
     version: int | None = None
     is_truncated: bool = False
-    has_failed: bool = False
-    """It would need several rows; its result does not count."""
 
     @property
     def asked(self) -> Transcript:

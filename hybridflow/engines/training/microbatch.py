@@ -16,10 +16,12 @@ from hybridflow.models.packing import Packing
 class MicroBatch:
     """Packed rows of a batch, on a device.
 
-    `input_ids` [N] are prompts and responses, each sequence without its last token, which predicts nothing; `packing`
-    has their lengths. A dummy sequence at the end may fill up N. `predicts` [M] are the positions in [N] whose outputs
-    predict the response tokens (`targets`), and `places` [M] the flat positions of these tokens in `shape` [B, R]. A
-    microbatch that does not count keeps ranks in step: its loss is multiplied by 0.
+    `input_ids` [N] are prompts and responses, each row without its last token, which predicts nothing; `packing` has
+    the lengths of their sequences: one per row, and one for each fork (`fork_starts`). A dummy sequence at the end may
+    fill up N. `predicts` [M] are the positions in [N] whose outputs predict the response tokens (`targets`; what
+    predicts the first token of a fork is in the sequence before it, and means nothing), and `places` [M] the flat
+    positions of these tokens in `shape` [B, R]. A microbatch that does not count keeps ranks in step: its loss is
+    multiplied by 0.
     """
 
     rows: Tensor
@@ -49,11 +51,12 @@ def make_microbatches(
     """
     batch.require(("prompt_ids", "response_ids"), stage="training engine")
     prompts, responses = batch.tokens("prompt_ids"), batch.tokens("response_ids")
+    forks = batch.tokens("fork_starts") if "fork_starts" in batch else Ragged.from_rows([[]] * len(batch), torch.int64)
     lengths = prompts.lengths + responses.lengths - 1
     together = batch.meta.get(ROWS_TOGETHER, 1)
     assert isinstance(together, int), f"{ROWS_TOGETHER}={together!r}"
     micros = [
-        _micro(rows, prompts.select(rows), responses.select(rows), multiple_of, device)
+        _micro(rows, prompts.select(rows), responses.select(rows), forks.select(rows), multiple_of, device)
         for rows in microbatches(lengths, budget_tokens=budget_tokens, together=together)
     ]
     return micros + [_idle(multiple_of, device)] * (at_least - len(micros))
@@ -70,7 +73,9 @@ def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[st
     return columns
 
 
-def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, multiple_of: int, device: torch.device) -> MicroBatch:
+def _micro(
+    rows: Tensor, prompts: Ragged, responses: Ragged, forks: Ragged, multiple_of: int, device: torch.device
+) -> MicroBatch:
     sequences = interleaved(prompts, responses)
     lengths = sequences.lengths - 1
     total = int(lengths.sum())
@@ -85,7 +90,7 @@ def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, multiple_of: int, d
     return MicroBatch(
         rows=rows,
         input_ids=ids.to(device),
-        packing=Packing((*lengths.tolist(), *([missing] if missing else [])), device),
+        packing=Packing((*_sequence_lengths(lengths, prompts, forks), *([missing] if missing else [])), device),
         targets=responses.values.to(device),
         predicts=packed_predicting_positions(offsets_of(lengths)[:-1], prompts.lengths, counts).to(device),
         places=(row.repeat_interleave(counts) * width + within).to(device),
@@ -94,8 +99,19 @@ def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, multiple_of: int, d
     )
 
 
+def _sequence_lengths(lengths: Tensor, prompts: Ragged, forks: Ragged) -> list[int]:
+    """The lengths of the sequences of all rows, which are divided where a fork begins."""
+    if not len(forks.values):
+        return lengths.tolist()
+    starts = offsets_of(lengths)[:-1]
+    fork_starts = forks.values + (starts + prompts.lengths).repeat_interleave(forks.lengths)
+    bounds = torch.cat([starts, fork_starts, lengths.sum()[None]]).sort().values
+    return bounds.diff().tolist()
+
+
 def _idle(multiple_of: int, device: torch.device) -> MicroBatch:
     """A microbatch of dummy tokens, which does not count."""
     one = Ragged.from_rows([[0]], torch.int64)
-    micro = _micro(torch.zeros(1, dtype=torch.int64), one, one, multiple_of, device)
+    none = Ragged.from_rows([[]], torch.int64)
+    micro = _micro(torch.zeros(1, dtype=torch.int64), one, one, none, multiple_of, device)
     return replace(micro, rows=micro.rows[:0], counts=False)

@@ -68,6 +68,13 @@ def test_requests_that_cannot_be_answered_say_why(tokenizer, tmp_path):
     assert all(part in error["message"] for part, (_, error) in zip(wanted, refused, strict=True))
 
 
+def test_a_program_may_begin_another_conversation(tokenizer):
+    settings = {"processes": 1, "max_turn_tokens": 6, "settings": {"reward": "none"}}
+    with Player(tokenizer, program=program("forks"), **settings) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:1]))
+    assert found.row("turns").tolist() == [2.0] and found.tokens("fork_starts").lengths.tolist() == [1]
+
+
 def test_a_program_that_is_refused_at_a_limit_ends_its_episode_with_nothing(tokenizer):
     with Player(tokenizer, program=program("until_over"), processes=1, max_turns=2, max_turn_tokens=6) as player:
         found = player.play(prompts_of(tokenizer, TEXTS[:1]))
@@ -81,7 +88,6 @@ def test_a_program_that_is_refused_at_a_limit_ends_its_episode_with_nothing(toke
         ("fails", "its program exited with status 1: no more disk"),
         ("silent", "without a reply of the model"),
         ("talks", "is not a reward: 'well done'"),
-        ("forks", "does not continue the previous one"),
     ],
 )
 def test_a_program_that_fails_is_an_error(tokenizer, how, found):

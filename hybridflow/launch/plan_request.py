@@ -20,6 +20,7 @@ from hybridflow.launch.plan.layouts import rollout_use
 from hybridflow.launch.plan.plan import RunPlan, copies_state
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, ROLLOUT, RoleSpec
 from hybridflow.launch.pool_devices import divided
+from hybridflow.launch.rules.asynchrony import staleness_problems
 from hybridflow.launch.rules.layouts import section_of
 from hybridflow.launch.step_trace import MOST_SAMPLES
 from hybridflow.mapping.candidates import Given
@@ -126,6 +127,8 @@ def request_of(
         copies_from=_copies_from(plan),
         minibatch_prompts=_smallest_minibatch(plan),
         batch_prompts=data.batch_size,
+        lag=config.asynchrony.depth,
+        may_run_ahead=not config.asynchrony.depth and not any(staleness_problems(plan, "")),
     )
 
 
@@ -155,6 +158,7 @@ def _operation(
         kind=kind if role in placed and moves else OperationKind.functions,
         needs=tuple(sorted(number - 1 for number in call.needs)),
         rows_share=call.rows / traced_rows if call.rows and traced_rows else 1.0,
+        is_ahead=call.is_ahead,
     )
 
 

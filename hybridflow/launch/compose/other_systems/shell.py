@@ -87,6 +87,9 @@ class _Script:
         self._joins = False
         """Whether the next command is joined to the last by an operator."""
 
+        self._assigned_at: list[int] = []
+        """Where the assignments of the command begin."""
+
         self._here: list[tuple[str, list[str]]] = []
         """Here-documents whose text begins on the next line: the word that ends it, and the command."""
 
@@ -100,9 +103,9 @@ class _Script:
                 self._forget(*names_set(self._balanced("(", ")", depth=2)))
             elif character in "\n;&|()":
                 self._at += 1
-                yield from self._ended(words)
+                yield from self._ended_by(character, words)
                 self._join(character, is_first=is_first)
-                words = []
+                words, self._assigned_at = [], []
                 if character == "\n":
                     self._read_documents()
             elif character in " \t":
@@ -112,9 +115,19 @@ class _Script:
             elif character in "<>":
                 self._redirect(words)
             else:
-                self._joins = False
-                words += self._words()
+                self._joins, start = False, self._at
+                found = self._words()
+                self._assigned_at += [start] * sum(_ASSIGNED.fullmatch(word) is not None for word in found)
+                words += found
         yield from self._ended(words)
+
+    def _ended_by(self, operator_text: str, words: list[str]) -> Iterator[list[str]]:
+        """A command before an operator, which may make it a process of its own: `N=9 &`, `N=9 | cat`."""
+        before, following = dict(self._values), self._text[self._at : self._at + 1]
+        yield from self._ended(words)
+        is_apart = (operator_text == "&" and following not in ("&", ">")) or (operator_text == "|" and following != "|")
+        if is_apart and not any(word in _KEYWORDS for word in words):
+            self._values = before
 
     def _join(self, operator_text: str, *, is_first: bool) -> None:
         """Begins and ends blocks whose assignments hold only in them, or only if the shell executes them."""
@@ -167,13 +180,15 @@ class _Script:
                 if word != "case" and words:
                     self._values[words[0]] = f"${words[0]}"
                 return
-        if words and words[0] in _DECLARE:
+        is_declared = bool(words) and words[0] in _DECLARE
+        if is_declared:
             words = [word for word in words if _ASSIGNED.fullmatch(word)]
         assigned = list(takewhile(_ASSIGNED.fullmatch, words))
         words = words[len(assigned) :]
         if not words:  # those before a command are for the command alone
-            for word in assigned:
-                self._assign(word)
+            sees_others = not is_declared and len(assigned) == len(self._assigned_at)
+            for number, word in enumerate(assigned):
+                self._assign(self._read_again(number) if number and sees_others else word)
             return
         self._note_set(words)
         yield words
@@ -197,6 +212,13 @@ class _Script:
             self._forget(*"123456789")
         elif words[0] in _SETTERS or (words[0] == "printf" and words[1:2] == ["-v"]):
             self._forget(*_NAME.findall(" ".join(named)))
+
+    def _read_again(self, number: int) -> str:
+        """An assignment of the command, with the values of the variables that those before it have set."""
+        here, self._at = self._at, self._assigned_at[number]
+        word = "".join(self._words())
+        self._at = here
+        return word
 
     def _assign(self, word: str) -> None:
         name, more, value = _ASSIGNED.fullmatch(word).groups()  # pyright: ignore[reportOptionalMemberAccess]

@@ -65,14 +65,17 @@ def test_logprobs_and_entropy_are_those_of_each_row_alone(toy_dir, architecture,
 
 
 @pytest.mark.parametrize("microbatch_tokens", [1, 4096])
-def test_logprobs_of_a_fork_are_those_of_its_own_prompt_alone(toy_dir, microbatch_tokens):
-    batch = sequences((3, 5), (9, 4)).with_columns(tokens={"fork_starts": Ragged.from_rows([[4], []])})
+@pytest.mark.parametrize("rewritten", [0, 40], ids=["another prompt", "the same beginning"])
+def test_logprobs_of_a_fork_are_those_of_its_own_prompt_alone(toy_dir, microbatch_tokens, rewritten):
+    batch = sequences((50, 50), (70, 4))
+    (first, second), model = oracle.rows_of(batch), plain_model(toy_dir())
+    prompt, response = first["prompt_ids"], first["response_ids"]
+    response[4 : 4 + rewritten] = prompt[:rewritten]  # a fork of 60 prompt tokens begins at 4
+    batch = batch.with_columns(tokens={"fork_starts": Ragged.from_rows([[4], []], torch.int64)})
     outputs = language_engine(toy_dir(), microbatch_tokens=microbatch_tokens).forward(
         batch, ("logprobs",), temperature=TEMPERATURE
     )
-    (first, second), model = oracle.rows_of(batch), plain_model(toy_dir())
-    prompt, response = first["prompt_ids"], first["response_ids"]
-    rows = [(0, 0, prompt, response[:4]), (0, 6, response[4:6], response[6:])]
+    rows = [(0, 0, prompt, response[:4]), (0, 64, response[4:64], response[64:])]
     rows.append((1, 0, second["prompt_ids"], second["response_ids"]))
     for row, start, prompt_ids, response_ids in rows:
         alone = {"prompt_ids": prompt_ids, "response_ids": response_ids}

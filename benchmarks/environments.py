@@ -7,7 +7,7 @@ average (gamma distribution, standard deviation 50 ms). With a barrier, the next
 one batch once the slowest environment has answered. Two workloads: a batch of 64 episodes, and one of `--episodes`, in
 which a new episode begins whenever one ends.
 
-Printed beside them is the limit: how long the same episodes would take if the model answered as fast as when it decodes
+The table also has the limit: how long the same episodes would take if the model answered as fast as when it decodes
 64 rows at once, without waiting for anything else. With `make peers`, TRL's `environment_factory` plays the first
 workload as well. Variants take turns within each round; the fastest of each counts.
 """
@@ -18,7 +18,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from datetime import datetime
 
 import torch
 from delayed_environment import ANSWER, TURNS, delays
@@ -193,7 +193,7 @@ def report(seconds: Mapping[str, list[float]], counts: list[int]) -> None:
         for row in rows
     ]
     sys.stdout.write("\n".join(lines) + "\n")
-    path = Path(HERE / "results" / "environments.json")
+    path = HERE / "results" / f"environments-{datetime.now():%Y-%m-%d-%H%M}.json"
     write_record(path, ["transformers"], {"seconds": dict(seconds), "rows": rows})
     sys.stdout.write(json.dumps({"reply_seconds": best["reply"]}) + "\n")
 

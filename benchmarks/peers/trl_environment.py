@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def called(text: str) -> dict[str, object]:
-    """What the model said, as a call of the tool."""
+    """The text of a reply, as a call of the tool."""
     function = {"name": "step", "arguments": {"action": text}}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 

@@ -140,7 +140,7 @@ def _call(call: object, number: int) -> dict[str, object]:
 
 
 def _key(message: Mapping[str, object]) -> str:
-    """What identifies a reply: its text and its calls."""
+    """The identity of a reply: its text and its calls."""
     calls = message.get("tool_calls") or []
     assert isinstance(calls, list)
     functions = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]

@@ -1,4 +1,4 @@
-"""Plays the episodes of a batch: replies go to environments, and answers to the engine, while other episodes go on."""
+"""Plays the episodes of a batch: replies go to environments, and answers to the engine, while other episodes run."""
 
 import logging
 from itertools import count
@@ -30,7 +30,7 @@ class Sampler(Protocol):
         ...
 
     def poll(self) -> Batch:
-        """Samples a token of each row, and returns the rows that have finished, as `RolloutEngine.poll` does."""
+        """Samples one token per row, and returns the rows that have finished, as `RolloutEngine.poll` does."""
         ...
 
     def withdraw(self) -> None:

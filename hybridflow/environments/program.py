@@ -19,7 +19,7 @@ _SHOWN_CHARACTERS = 300
 
 
 class RewardSource(StrEnum):
-    """What the reward of a program is."""
+    """The source of a program's reward."""
 
     last_line = "last_line"
     exit_status = "exit_status"

@@ -46,7 +46,7 @@ class Episode:
 class RunningEpisodes:
     """The episodes of a batch. Each has a number, and one that runs is in one of three states.
 
-    Its environment acts (from `start`, and from a request until its event), it is in `asking` (its question is to be
+    Its environment acts (from `start`, and from a request until its event), it is in `asking` (its question waits to be
     sampled), or its reply is being sampled (`sampling`).
     """
 
@@ -60,7 +60,7 @@ class RunningEpisodes:
         """Those that run, by number."""
 
         self.requests: dict[int, Request] = {}
-        """What is to be sent to environments."""
+        """Requests that environments must get next."""
 
         self.asking: list[int] = []
         self.sampling: dict[RowName, int] = {}
@@ -71,7 +71,7 @@ class RunningEpisodes:
 
         self.meta: Meta = {}
         self.counts: Counter[str] = Counter()
-        """What happened how often, by the name of its metric."""
+        """Numbers of events, by the names of their metrics."""
 
         self._seed = seed
         self._numbers = numbers

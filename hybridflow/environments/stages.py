@@ -26,7 +26,7 @@ class Stage(Protocol):
         ...
 
     def receive(self, *, wait: bool) -> dict[int, Event]:
-        """What episodes have said since the last call; with `wait`, some of them act, and at least one event is."""
+        """Events since the last call. With `wait`, waits for at least one; some episode must then be acting."""
         ...
 
     def abandon(self) -> None:

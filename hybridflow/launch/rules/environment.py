@@ -73,7 +73,7 @@ def _engine_problems(config: Experiment) -> Iterator[Problem]:
         if missing := [method for method in ("submit", "poll", "withdraw") if method not in known]:
             yield ConfigError(
                 f"{config.environment.chosen}: rollout.engine={name} lacks {', '.join(missing)}, with which replies are"
-                " sampled while other episodes go on.",
+                " sampled while other episodes run.",
                 remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine.",
             )
 

@@ -73,7 +73,9 @@ class ChatCompletions:
         if calls:
             parts = _CALLS_BEGIN.split(reply.text, maxsplit=1)
             content = (parts[0].strip() if len(parts) > 1 else "") or None
-        message: Message = {"role": "assistant", "content": content} | ({"tool_calls": calls} if calls else {})
+        message: Message = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = calls
         self._replies[_key(message)] = reply.message
         self._num_replies += 1
         tokens = reply.num_prompt_tokens, reply.num_tokens
@@ -120,9 +122,10 @@ def _text(content: object, number: int) -> str:
     """The text of a message, which may be in parts."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = content if isinstance(content, list) else [content]
-    if all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        return "".join(part["text"] for part in parts)
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [str(part["text"]) for part in parts if isinstance(part.get("text"), str)]
+    if isinstance(content, list) and len(texts) == len(content):
+        return "".join(texts)
     raise RequestError(f"The content of messages[{number}] must be text; images and sound are not supported.")
 
 

@@ -91,25 +91,29 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        assert isinstance(self.server, _Server), f"{self.server}"
+        return self.server.endpoint
 
     def do_POST(self) -> None:
         try:
             body = self._body()
-            self.server.endpoint.check_key(self.headers.get("Authorization"))
+            self._endpoint.check_key(self.headers.get("Authorization"))
             if self.path.split("?")[0] != _PATH:
                 raise RequestError(
                     f"There is no {self.path}; the endpoint has POST {_PATH}.",
                     status=HTTPStatus.NOT_FOUND,
                     code="not_found",
                 )
-            self._send(HTTPStatus.OK, self.server.endpoint.completion(body))
+            self._send(HTTPStatus.OK, self._endpoint.completion(body))
         except RequestError as error:
             self._send(error.status, error.content())
 
     def do_GET(self) -> None:
         try:
-            self.server.endpoint.check_key(self.headers.get("Authorization"))
+            self._endpoint.check_key(self.headers.get("Authorization"))
             if self.path != "/v1/models":
                 raise RequestError(f"There is no {self.path}.", status=HTTPStatus.NOT_FOUND, code="not_found")
             model = {"id": "policy", "object": "model", "created": 0, "owned_by": "hybridflow"}

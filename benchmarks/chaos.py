@@ -40,9 +40,9 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE
 RESULTS = HERE / "results" / "chaos.jsonl"
 STEPS = 30
 LONGEST_SECONDS = 900
-INJECTED_IN_STEP = MOST_IN_STEP - 1
-"""Faults before the next step is done: with more than `MOST_IN_STEP` in one step, a run ends, and a fault may belong to
-the step before."""
+INJECTED_IN_STEP = MOST_IN_STEP - 2
+"""Faults before the next row of metrics, which comes later than its step: with more than `MOST_IN_STEP` in one step, a
+run ends."""
 
 USEFUL_SECONDS = 300.0
 """Useful work between two faults, for the effective training time."""

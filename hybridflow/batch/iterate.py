@@ -13,7 +13,7 @@ from hybridflow.batch.ragged import Ragged
 ROWS_TOGETHER = "rows_together"
 """Metadata of a batch: the number of adjacent rows that stay in one microbatch (2 for pairs)."""
 
-SHORTEST_PREFIX = 8
+SHORTEST_PREFIX = 4
 """Tokens that rows must have in common for these to be computed once; for fewer, more calls of attention cost more."""
 
 _SLACKS = 4

@@ -118,6 +118,7 @@ def request_of(
             responses=Lengths.spread(mean, data.max_response_tokens),
             optimizer_steps=max(optimizer_steps_per_step(config, config.actor), 1),
             epochs=config.actor.epochs,
+            shared_by=per_prompt if config.actor.share_prefixes else 1,
         ),
         cluster=cluster,
         pool_clusters={name: each for name, each in others.items() if name in pinned.values()},

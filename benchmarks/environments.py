@@ -23,6 +23,7 @@ from datetime import datetime
 import torch
 from delayed_environment import ANSWER, TURNS, delays
 from record import HERE, run_reporting, write_record
+from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.environment import EnvironmentSettings
@@ -82,7 +83,7 @@ class BarrierSampler(EpisodeSampler):
 class Player(EpisodePlayer):
     """Plays with or without a barrier."""
 
-    def __init__(self, tokenizer: object, *, has_barrier: bool) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, has_barrier: bool) -> None:
         config = EnvironmentSettings(
             name=f"{HERE / 'delayed_environment.py'}:Delayed",
             processes=CONCURRENT,
@@ -138,7 +139,7 @@ def main() -> None:
     report(seconds, list(workloads))
 
 
-def prompts_of(tokenizer: object, count: int) -> Batch:
+def prompts_of(tokenizer: PreTrainedTokenizerBase, count: int) -> Batch:
     """So many prompts with their own seeds."""
     ids = Ragged.from_rows([tokenizer.encode(PROMPT)] * count, torch.int64)
     batch = Batch.of(

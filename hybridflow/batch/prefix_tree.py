@@ -47,7 +47,7 @@ class SortedSequences:
         return int(differs.argmax()) if differs.any() else size
 
     def clusters(self, *, at_least: int) -> list[tuple[int, int]]:
-        """Ranges of the order whose sequences share `at_least` tokens with their neighbours; ranges of one as well."""
+        """Ranges of the order whose sequences share `at_least` tokens with the one before; ranges of one as well."""
         starts = [i for i, common in enumerate(self.common) if common < at_least]
         return list(pairwise([*starts, len(self.order)]))
 

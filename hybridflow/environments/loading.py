@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import described, ending_forks, load_callable, named_parameters
 from hybridflow.environments.built_in.factory import BUILT_IN
+from hybridflow.environments.program import check_program, play_program
 from hybridflow.errors import ConfigError
 
 _METHODS = {
@@ -29,6 +31,15 @@ class LoadedEnvironment:
 
 def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
     """The environment of the configuration. Raises `ConfigError` if it cannot run an episode."""
+    if config.program is not None:
+        if config.name is not None:
+            raise ConfigError(
+                f"environment={config.name} and environment.program={config.program} are both set.",
+                remedy="Leave one of them out.",
+            )
+        check_program(config)
+        make = partial(play_program, program=config.program)
+        return LoadedEnvironment(make, is_coroutine=True, takes_seed=True, is_trusted=False)
     name = str(config.name)
     if "." not in name and name not in BUILT_IN:
         raise ConfigError(

@@ -73,7 +73,7 @@ def _taken(call: TracedCall, trace: Trace, colors: Mapping[str, str]) -> Iterato
 
 
 def _ahead(trace: Trace, colors: Mapping[str, str]) -> Iterator[RenderableType]:
-    """What the pools do at the same time: the calls of a later batch, and those of the step's own."""
+    """The work of each pool in a step: the calls of a later batch, and those of the step's own."""
     yield Text(trace.ahead_in_words)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("pool", f"first, for step i + {trace.lag}", "then, for step i"):

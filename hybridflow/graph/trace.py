@@ -115,7 +115,7 @@ class Trace:
 
     @property
     def ahead_in_words(self) -> str:
-        """What a run that goes ahead does at the same time, and where it cannot."""
+        """Which calls run ahead, and which pool cannot learn meanwhile."""
         steps = f"{self.lag} step{'s' if self.lag > 1 else ''}"
         ahead = [call.name for call in self.calls if call.is_ahead]
         verb = "runs" if len(ahead) == 1 else "run"

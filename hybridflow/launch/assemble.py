@@ -123,7 +123,7 @@ def _options(plan: RunPlan, stop: Stop) -> BackendOptions:
 
 
 def mirror_of(trainer: Trainer, store: CheckpointStore, stack: ExitStack) -> Mirror | None:
-    """What copies the checkpoints to `trainer.checkpoint_url`, if that is set; the stack ends it."""
+    """Copies checkpoints to `trainer.checkpoint_url` from now on, if that is set, until the stack is closed."""
     remote = remote_checkpoints(trainer) if trainer.save_every else None
     if remote is None:
         return None

@@ -123,7 +123,7 @@ def _in_the_midst(followers: Followers, seconds: Sequence[float], lag: int) -> t
 
 def _pools(operations: Sequence[Operation], position: int, pool_of: Mapping[str, int], lag: int) -> set[int]:
     """The pools that an operation occupies. In a dataflow that runs ahead, a transfer of weights occupies the pool of
-    the role that sends them as well, which would otherwise go on with the next step."""
+    the role that sends them as well, which could otherwise begin its next step."""
     operation = operations[position]
     roles = [operation.role]
     if lag and operation.kind is OperationKind.publish:
@@ -132,7 +132,7 @@ def _pools(operations: Sequence[Operation], position: int, pool_of: Mapping[str,
 
 
 def _followers(operations: Sequence[Operation], pool_of: Mapping[str, int], lag: int) -> Followers:
-    """What waits for each operation if the dataflow runs ahead; operations in the driver's order."""
+    """The operations that wait for each one if the dataflow runs ahead, in the order of the driver."""
     order = sorted(range(len(operations)), key=lambda at: (not operations[at].is_ahead, at))
     found: dict[int, dict[int, int]] = {at: {} for at in order}
 
@@ -146,7 +146,7 @@ def _followers(operations: Sequence[Operation], pool_of: Mapping[str, int], lag:
         if own:
             add(own[-1], own[0], 1)
     updates = [at for at in order if operations[at].kind is OperationKind.update]
-    for before in updates:  # the driver waits for their metrics before it goes on
+    for before in updates:  # the driver waits for their metrics before the next step
         for after in order:
             add(before, after, 1)
     for after, operation in enumerate(operations):

@@ -43,8 +43,8 @@ class _TreeAttention(torch.autograd.Function):
             if not call.is_causal:
                 before = denominator[where]
                 logs = torch.logaddexp(before, own := logs)
-                old, new = ((each - logs).exp()[..., None].to(out.dtype) for each in (before, own))
-                attended = out[where] * old + attended * new
+                old, new = ((each - logs).exp()[..., None] for each in (before, own))
+                attended = (out[where] * old + attended * new).to(out.dtype)
             out[where], denominator[where] = attended, logs
         ctx.save_for_backward(query, key, value, out, denominator)
         ctx.packing, ctx.scaling = packing, scaling  # pyright: ignore[reportAttributeAccessIssue]

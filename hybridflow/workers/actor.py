@@ -67,7 +67,13 @@ class ActorWorker(ModelWorker):
         with self.weights.awake_rollout(stays_awake=stays_awake) as rollout:
             return rollout.partial.advance(prompts, **turn)
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("old_logprobs",), changes=False)
+    @transfer(
+        DATA_PARALLEL,
+        requires=("prompt_ids", "response_ids"),
+        optional=("fork_starts",),
+        provides=("old_logprobs",),
+        changes=False,
+    )
     def logprobs(self, batch: Batch) -> Batch:
         """`old_logprobs`: the policy's log-probabilities before the update.
 
@@ -78,7 +84,13 @@ class ActorWorker(ModelWorker):
         columns = {"old_logprobs": outputs.tokens("logprobs")}
         return Batch.of(tokens=columns | {name: outputs.tokens(name) for name in further})
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
+    @transfer(
+        DATA_PARALLEL,
+        requires=("prompt_ids", "response_ids"),
+        optional=("fork_starts",),
+        provides=("ref_logprobs",),
+        changes=False,
+    )
     def reference_logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs` without a reference model: those of the policy with its low-rank adapter disabled."""
         assert self.setup.training.lora.rank, "without an adapter the policy would be its own reference"
@@ -106,7 +118,7 @@ class ActorWorker(ModelWorker):
     @transfer(
         MINIBATCHES,
         requires=("prompt_ids", "response_ids", "response_mask", "advantages"),
-        optional=(*LOSS_COLUMNS, "weight_version", "version_runs", "truncated"),
+        optional=(*LOSS_COLUMNS, "fork_starts", "weight_version", "version_runs", "truncated"),
         other_requires=PRETRAINING_COLUMNS,
     )
     def update(self, batch: Batch, pretraining: Batch | None = None) -> Metrics:

@@ -64,11 +64,10 @@ def policy_objective(
 
     Columns: `response_mask`, `advantages`, `rollout_logprobs`, `old_logprobs` (if absent, those of this forward pass,
     which is right if the batch has one optimizer step), `ref_logprobs` for a KL loss, `correction_weights` from
-    `algorithm.correction`, and those that the loss prepares. With `algorithm.old_logprobs=interpolate`, old
-    log-probabilities and weights follow from this forward pass, `rollout_logprobs` and `staleness`. Pass `loss` if
-    `policy_loss(algorithm)` is at hand. `compares_rollout` reports how far the rollout's log-probabilities are from
-    those of the policy that drew the samples; with `algorithm.old_logprobs=rollout` or `interpolate`, the latter are
-    those of this forward pass.
+    `algorithm.correction`, those that the loss prepares, and `staleness` with `algorithm.old_logprobs=interpolate`.
+    Pass `loss` if `policy_loss(algorithm)` is at hand. `compares_rollout` reports how far the rollout's
+    log-probabilities are from those of the policy that drew the samples: those of this forward pass with
+    `algorithm.old_logprobs=rollout` or `interpolate`.
     """
     loss = loss or policy_loss(algorithm)
     numbers = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high, "dual_clip": algorithm.dual_clip}

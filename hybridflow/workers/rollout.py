@@ -22,6 +22,7 @@ from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.resharding.transport import Transport
+from hybridflow.workers.episode_sampler import EpisodeSampler
 from hybridflow.workers.model_worker import chosen_device
 from hybridflow.workers.partial_rollouts import PartialRollouts, Turn
 
@@ -69,7 +70,7 @@ class ResponseGenerator:
         self._setup = setup
         ends = eos_ids(tokenizer, directory)
         self._player = None
-        if setup.environment.name is not None:
+        if setup.environment.chosen is not None:
             self._player = EpisodePlayer(
                 setup.environment,
                 with_chat_template(tokenizer, Data(chat_template=setup.chat_template)),
@@ -114,13 +115,9 @@ class ResponseGenerator:
         is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
         with self._context.interruptible() if is_alone else nullcontext():
             sampling = setup.rollout.sampling_for(purpose)
-
-            def generate(rows: Batch, max_tokens: int) -> Batch:
-                return self.engine.generate(rows, sampling, max_response_tokens=max_tokens, seed=seed)
-
-            if self._player is None:
-                return generate(prompts, setup.max_response_tokens)
-            return self._player.play(prompts, generate, seed=seed)
+            if self._player is not None:
+                return self._player.play(prompts, EpisodeSampler(self.engine, sampling, seed), seed=seed)
+            return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
 
     def close(self) -> None:
         """Ends the processes of the environment, if there is one."""

@@ -123,10 +123,9 @@ class _Script:
 
     def _ended_by(self, operator_text: str, words: list[str]) -> Iterator[list[str]]:
         """A command before an operator, which may make it a process of its own: `N=9 &`, `N=9 | cat`."""
-        before, following = dict(self._values), self._text[self._at : self._at + 1]
+        before, is_single = dict(self._values), not self._text.startswith((operator_text, ">"), self._at)
         yield from self._ended(words)
-        is_apart = (operator_text == "&" and following not in ("&", ">")) or (operator_text == "|" and following != "|")
-        if is_apart and not any(word in _KEYWORDS for word in words):
+        if operator_text in "&|" and is_single and not any(word in _KEYWORDS for word in words):
             self._values = before
 
     def _join(self, operator_text: str, *, is_first: bool) -> None:
@@ -162,8 +161,8 @@ class _Script:
             self._forget(*changed)
         return True
 
-    def _is_conditional(self) -> bool:
-        """Whether only a running shell knows if this part of the script is executed."""
+    @property
+    def _is_conditional(self) -> bool:  # only a running shell knows if this part of the script is executed
         return any(sign == "if" for sign, _ in self._blocks)
 
     def _forget(self, *names: str) -> None:
@@ -180,8 +179,7 @@ class _Script:
                 if word != "case" and words:
                     self._values[words[0]] = f"${words[0]}"
                 return
-        is_declared = bool(words) and words[0] in _DECLARE
-        if is_declared:
+        if is_declared := bool(words) and words[0] in _DECLARE:
             words = [word for word in words if _ASSIGNED.fullmatch(word)]
         assigned = list(takewhile(_ASSIGNED.fullmatch, words))
         words = words[len(assigned) :]
@@ -216,14 +214,13 @@ class _Script:
     def _read_again(self, number: int) -> str:
         """An assignment of the command, with the values of the variables that those before it have set."""
         here, self._at = self._at, self._assigned_at[number]
-        word = "".join(self._words())
-        self._at = here
+        word, self._at = "".join(self._words()), here
         return word
 
     def _assign(self, word: str) -> None:
         name, more, value = _ASSIGNED.fullmatch(word).groups()  # pyright: ignore[reportOptionalMemberAccess]
         before = self._values.get(name, "")
-        self._values[name] = f"${name}" if self._is_conditional() else f"{before}{value}" if more else value
+        self._values[name] = f"${name}" if self._is_conditional else f"{before}{value}" if more else value
 
     def _words(self) -> list[str]:
         """The words up to a space or an operator; an array is assigned."""
@@ -344,12 +341,9 @@ class _Script:
                 self._at += 1
             else:
                 elements += self._words()
-        self._at += 1
-        before = self._values.get(name, []) if is_added else []
+        self._at, before = self._at + 1, self._values.get(name, []) if is_added else []
         known = before if isinstance(before, list) else [before]
-        if self._is_conditional() and elements:
-            elements = [f"${{{name}[@]}}"]
-        self._values[name] = [*known, *elements]
+        self._values[name] = [*known, *([f"${{{name}[@]}}"] if self._is_conditional and elements else elements)]
 
     def _redirect(self, words: list[str]) -> None:
         """Skips `2>&1`, `> file` and `< file`; notes `<<EOF`."""

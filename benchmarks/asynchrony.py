@@ -138,14 +138,14 @@ def predicted(arguments: argparse.Namespace, synchronous: list[dict[str, float]]
     steps = [int(row["step"]) - 1 for row in synchronous]
     decoded = [max(longest(uid) for uid in range(GROUPS * step, GROUPS * (step + 1))) for step in steps]
     generation = sum(row["timing_s/gen"] for row in synchronous)
-    clock = {
-        "token_seconds": generation / sum(decoded),
-        "learn_seconds": statistics.mean(row["timing_s/step"] - row["timing_s/gen"] for row in synchronous),
-    }
+    token = generation / sum(decoded)
+    learn = statistics.mean(row["timing_s/step"] - row["timing_s/gen"] for row in synchronous)
     alone, ahead = (GroupQueue(GROUPS, depth, oldest, arguments.steps) for depth, oldest in ((0, 0), (2, 4)))
+    steps_alone = simulated(longest, alone, overlaps=False, token_seconds=token, learn_seconds=learn)
+    steps_ahead = simulated(longest, ahead, token_seconds=token, learn_seconds=learn)
     return {
-        "synchronous": mean_seconds(simulated(longest, alone, overlaps=False, **clock), skipped=WARM_UP),
-        "partial": mean_seconds(simulated(longest, ahead, **clock), skipped=WARM_UP),
+        "synchronous": mean_seconds(steps_alone, skipped=WARM_UP),
+        "partial": mean_seconds(steps_ahead, skipped=WARM_UP),
     }
 
 

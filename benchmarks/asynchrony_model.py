@@ -128,13 +128,12 @@ def main() -> None:
     parser.add_argument("--ahead", type=int, default=1)
     given = parser.parse_args()
     lengths = tailed(given.share, given.short, given.short * given.tail)
-    clock = {"token_seconds": given.token_seconds, "learn_seconds": given.learn_seconds}
     alone = GroupQueue(given.groups, 0, 0, given.steps)
     ahead = GroupQueue(given.groups, min(given.ahead, given.staleness), given.staleness, given.steps)
-    seconds = {
-        "synchronous": mean_seconds(simulated(lengths, alone, overlaps=False, **clock)),
-        "partial": mean_seconds(simulated(lengths, ahead, **clock)),
-    }
+    token, learn = given.token_seconds, given.learn_seconds
+    synchronous = simulated(lengths, alone, overlaps=False, token_seconds=token, learn_seconds=learn)
+    partial = simulated(lengths, ahead, token_seconds=token, learn_seconds=learn)
+    seconds = {"synchronous": mean_seconds(synchronous), "partial": mean_seconds(partial)}
     print(json.dumps({**vars(given), **seconds, "speed_up": round(seconds["synchronous"] / seconds["partial"], 3)}))
 
 

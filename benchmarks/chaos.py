@@ -1,15 +1,17 @@
 """Do runs on Ray survive faults of their processes, and with the numbers of a run without faults?
 
-    python benchmarks/chaos.py [--faults 200] [--layouts apart,together,critic] [--seconds 6]
+    python benchmarks/chaos.py [--faults 200] [--layouts together,apart,critic] [--seconds 6]
 
 Starts runs of the built-in task, with the copies in memory that `trainer.snapshot_fraction` allows and a checkpoint
 every 10 steps. In each, at random moments, random worker processes are killed (SIGKILL) or stopped (SIGSTOP), or the
 reward function raises an error, until the run ends. Each run is compared with one of the same layout without faults:
 every metric that a seed determines must be equal, to the last bit.
 
+The layout `vllm` (not by default) has a rollout with vLLM in a pool of its own, whose recoveries the table shows apart.
+
 Appends one line per run to benchmarks/results/chaos.jsonl and skips the seeds that have one, so it can be stopped at
-any time and then continues until the lines have `--faults` faults. Ends with a table of all lines, and with status 1 if
-a run was lost or had other numbers.
+any time and then continues until the lines of its layouts have `--faults` faults. Ends with a table of all lines, and
+with status 1 if a run was lost or had other numbers.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from statistics import mean, median
 import psutil
 
 from benchmarks.record import HERE, environment
+from hybridflow.config.faults import MOST_IN_STEP
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
@@ -37,6 +40,10 @@ from hybridflow.observability.trackers.jsonl import METRICS_FILE
 RESULTS = HERE / "results" / "chaos.jsonl"
 STEPS = 30
 LONGEST_SECONDS = 900
+INJECTED_IN_STEP = MOST_IN_STEP - 2
+"""Faults before the next row of metrics, which comes later than its step: with more than `MOST_IN_STEP` in one step, a
+run ends."""
+
 USEFUL_SECONDS = 300.0
 """Useful work between two faults, for the effective training time."""
 
@@ -59,6 +66,7 @@ COMMON = (
     "trainer.resume=never",
     "trainer.trackers=[jsonl]",
 )
+VLLM = "vllm"
 LAYOUTS = {
     "together": ("grpo",),
     "apart": (
@@ -71,7 +79,16 @@ LAYOUTS = {
         "placement={pools: {policy: {devices: 1}, values: {devices: 1}}}",
         "placement={roles: {actor: policy, rollout: policy, reward: policy, critic: values, reference: values}}",
     ),
+    VLLM: (
+        "grpo",
+        "rollout.engine=vllm",
+        "placement={pools: {training: {devices: 1}, generation: {devices: 1}}}",
+        "placement={roles: {actor: training, rollout: generation, reward: generation}}",
+    ),
 }
+DEFAULT = tuple(name for name in LAYOUTS if name != VLLM)
+"""The layouts unless others are given; the seed selects one by its position."""
+
 FIELDS = ("step", "fault", "kind", "role", "rank", "method", "pools", "resumed_step", "seconds", "cost_seconds")
 WORKER, SPARE = "ray::RayHost", "ray::SpareHost"
 """Titles of processes: those of ranks, and idle ones that replace them."""
@@ -120,13 +137,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs until there are enough faults, and shows the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200)
-    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--layouts", default=",".join(DEFAULT))
     parser.add_argument("--seconds", type=float, default=6.0, help="mean seconds between a recovery and the next fault")
     options = parser.parse_args(argv)
     layouts, seed = options.layouts.split(","), 0
+
+    def injected() -> int:
+        return sum(sum(line.injected.values()) for line in lines() if line.layout in layouts)
+
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         whole: dict[str, tuple[dict, float]] = {}
-        while sum(sum(line.injected.values()) for line in lines()) < options.faults:
+        while injected() < options.faults:
             layout, seed = layouts[seed % len(layouts)], seed + 1
             if any((line.layout, line.seed) == (layout, seed) for line in lines()):
                 continue
@@ -166,11 +187,12 @@ def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted:
     """A run with faults at random moments."""
     choose, injected, began = random.Random(seed), dict.fromkeys(KINDS, 0), time.monotonic()
     process = started(folder, layout)
-    run_dir = folder / "run"
+    run_dir, in_step = folder / "run", Counter[int]()
     while process.poll() is None and time.monotonic() - began < LONGEST_SECONDS:
         time.sleep(min(choose.expovariate(1 / mean_seconds), 4 * mean_seconds))
-        if process.poll() is not None or not numbers(run_dir):
+        if process.poll() is not None or not (done := numbers(run_dir)) or in_step[max(done)] == INJECTED_IN_STEP:
             continue
+        in_step[max(done)] += 1
         before = len(ledger(run_dir))
         if (kind := inject(choose, process.pid, folder / "trap")) is None:
             continue
@@ -247,7 +269,7 @@ def table(found: Sequence[Line]) -> Iterator[str]:
             useful = sum(line.seconds_without for line in own) / sum(line.seconds for line in own)
             ended, equal = sum(line.ended for line in own), sum(line.equal for line in own)
             yield f"{layout:12}{len(own):6}{ended:7}{equal:7}{faults:8}{useful:11.0%}"
-    faults = [fault for line in found for fault in line.faults]
+    faults = [{**fault, "layout": line.layout} for line in found for fault in line.faults]
     yield f"\n{'recovery of':40}{_COLUMNS}"
     yield from _recoveries(faults, lost)
     yield f"\n{'recovery from':40}{_COLUMNS}"
@@ -261,11 +283,13 @@ def table(found: Sequence[Line]) -> Iterator[str]:
 
 
 def lost(fault: Mapping[str, object]) -> str:
-    """The part of the run that a fault has hit: the reward function, a process with a trained model, or one without."""
+    """The part of the run that a fault has hit: the reward function, a process with a trained model, or one without, in
+    which vLLM may have to start again."""
     if fault["fault"] == "WorkerError":
         return "the reward function"
     trains = {"actor", "critic"} & {*str(fault.get("role", "")).split("+")}
-    return "a training process" if trains else "a rollout process"
+    rollout = "a rollout process with vLLM" if fault.get("layout") == VLLM else "a rollout process"
+    return "a training process" if trains else rollout
 
 
 def numbers_of(faults: Sequence[Mapping[str, object]], name: str) -> list[float]:

@@ -152,7 +152,7 @@ def _request(actor: str, critic: str, num_devices: int, stages: Mapping[str, int
     workload = paper_workload()
     return Request(
         title="PPO",
-        operations=_operations(),
+        operations=ppo_operations(),
         models=tuple(planned(role, model) for role, model in models.items()),
         rollout=PlannedRollout(
             role="rollout",
@@ -171,7 +171,8 @@ def _request(actor: str, critic: str, num_devices: int, stages: Mapping[str, int
     )
 
 
-def _operations() -> tuple[Operation, ...]:
+def ppo_operations() -> tuple[Operation, ...]:
+    """The calls of a step of PPO with a reference and a reward model."""
     kinds = OperationKind
     forward = partial(Operation, kind=kinds.forward, needs=(0,))
     return (

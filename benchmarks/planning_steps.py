@@ -96,6 +96,7 @@ def verl_step(row: Sequence[Any], published: Mapping[str, Any]) -> Step:
         row
     )
     tensor, sequence, expert, pipeline = sizes
+    published = {**published, **published.get("own", {}).get(name, {})}
     training = TrainingLayout(
         engine=TrainingEngine[engine],
         data=(devices - generating) // (tensor * sequence * pipeline),

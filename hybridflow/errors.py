@@ -193,6 +193,10 @@ class ClusterLost(ResourceError):
     """The cluster's head does not respond, or Ray has ended."""
 
 
+class RayEnded(ClusterLost):
+    """The Ray that a run has started for itself has ended."""
+
+
 class WorkerError(HybridflowError):
     """A failure inside a worker, with its role, rank, node and method, and the worker's traceback."""
 

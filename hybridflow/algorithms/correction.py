@@ -27,6 +27,17 @@ def importance_ratio(old_logprobs: PerToken, rollout_logprobs: PerToken, mask: M
     return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
+def interpolated_logprobs(logprobs: PerToken, rollout_logprobs: PerToken, staleness: PerToken) -> PerToken:
+    """log pi_prox = log pi_rollout + (1 - 1 / d) (log pi - log pi_rollout) for tokens of staleness d; no gradient.
+
+    For d up to 1 these are the rollout's. An approximation of the policy one version before the current one, on the
+    line between the policy that drew the token, d versions ago, and the current one: the proximal policy of A-3PO
+    (arXiv:2512.06547), as in AReaL (docs/algorithms/prox_approx.md, method loglinear, where 1 - 1 / d is alpha).
+    """
+    share = 1.0 - 1.0 / staleness.clamp(min=1.0)
+    return rollout_logprobs + share * (logprobs.detach() - rollout_logprobs)
+
+
 def importance_weights(ratio: PerToken, *, upper: float, lower: float | None = None) -> PerToken:
     """min(ratio, upper); with `lower`, the ratio if it is between the bounds, otherwise 0.
 

@@ -1,39 +1,76 @@
 """Microbatches within a token budget."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from hybridflow.batch.prefix_tree import SortedSequences
+from hybridflow.batch.ragged import Ragged
+
 ROWS_TOGETHER = "rows_together"
 """Metadata of a batch: the number of adjacent rows that stay in one microbatch (2 for pairs)."""
+
+SHORTEST_PREFIX = 4
+"""Tokens that rows must have in common for these to be computed once; for fewer, more calls of attention cost more."""
 
 _SLACKS = 4
 """Capacities to try, from an equal share of the tokens to that plus the longest unit, which always suffices."""
 
 
-def microbatches(lengths: Tensor, *, budget_tokens: int, together: int = 1) -> list[Tensor]:
+def microbatches(
+    lengths: Tensor, *, budget_tokens: int, together: int = 1, sequences: Ragged | None = None
+) -> list[Tensor]:
     """Row positions of each microbatch: the sum of its rows' tokens stays within the budget.
 
     Units of `together` adjacent rows stay together and in order. Units of similar length share a microbatch, the
     longest first; a unit longer than the budget has its own microbatch. There are as few microbatches as this order
     allows, with about the same number of tokens. Every row appears once; the order is deterministic. `lengths` [B] are
-    tokens per row.
+    tokens per row. With `sequences`, those of all rows, a prefix that rows share counts once, and rows that share one
+    stay together as far as the budget allows.
     """
     assert len(lengths) % together == 0, f"{len(lengths)} rows are not units of {together}"
-    units = lengths.view(-1, together).sum(1)
-    longest_first = torch.argsort(units, descending=True, stable=True)
-    sizes = units[longest_first].tolist()
-    parts = _filled(sizes, budget_tokens)
+    rows = torch.arange(len(lengths)).view(-1, together)
+    units, sizes = [*rows], lengths.view(-1, together).sum(1)
+    if sequences is not None:
+        units, sizes = _sharing(rows, sequences, budget_tokens)
+    longest_first = torch.argsort(sizes, descending=True, stable=True)
+    ordered = sizes[longest_first].tolist()
+    parts = _filled(ordered, budget_tokens)
     for slack in range(_SLACKS) if len(parts) > 1 else ():
-        capacity = math.ceil(sum(sizes) / len(parts) + slack / _SLACKS * sizes[0])
-        evened = _filled(sizes, min(capacity, budget_tokens))
+        capacity = math.ceil(sum(ordered) / len(parts) + slack / _SLACKS * ordered[0])
+        evened = _filled(ordered, min(capacity, budget_tokens))
         if len(evened) == len(parts):
             parts = evened
             break
-    rows = longest_first[:, None] * together + torch.arange(together)
-    return [part.flatten() for part in rows.split(parts)]
+    return [torch.cat([units[i].flatten() for i in part.tolist()]) for part in longest_first.split(parts)]
+
+
+def _sharing(rows: Tensor, sequences: Ragged, budget_tokens: int) -> tuple[list[Tensor], Tensor]:
+    """Units [number, together] whose rows share prefixes, merged as far as the budget allows, and their tokens."""
+    ordered = SortedSequences(sequences)
+    cluster_of, prefix_of = torch.empty(len(sequences), dtype=torch.int64), list[int]()
+    for number, (start, stop) in enumerate(ordered.clusters(at_least=SHORTEST_PREFIX)):
+        cluster_of[ordered.order[start:stop]] = number
+        prefix_of.append(min(ordered.common[start + 1 : stop], default=0))
+    lengths, found, sizes = sequences.lengths, list[Tensor](), list[int]()
+    by_cluster: dict[int, list[int]] = defaultdict(list)
+    for unit, cluster in enumerate(cluster_of[rows[:, 0]].tolist()):
+        by_cluster[cluster].append(unit)
+    for cluster, members in by_cluster.items():
+        prefix, begun = prefix_of[cluster], False
+        for unit in members:
+            own = int((lengths[rows[unit]] - prefix * (cluster_of[rows[unit]] == cluster)).sum())
+            if begun and sizes[-1] + own <= budget_tokens:
+                found[-1] = torch.cat([found[-1], rows[unit][None]])
+                sizes[-1] += own
+            else:
+                found.append(rows[unit][None])
+                sizes.append(prefix + own)
+            begun = True
+    return found, torch.tensor(sizes, dtype=torch.int64)
 
 
 def _filled(sizes: Sequence[int], capacity: int) -> list[int]:

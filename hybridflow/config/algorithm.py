@@ -64,6 +64,12 @@ class OldLogprobs(Enum):
     auto = "auto"
     recompute = "recompute"
     rollout = "rollout"
+    interpolate = "interpolate"
+
+    @property
+    def reads_rollout(self) -> bool:
+        """Whether they follow from the rollout's, so that the update needs no forward pass before it."""
+        return self in (OldLogprobs.rollout, OldLogprobs.interpolate)
 
 
 class CorrectionLevel(Enum):
@@ -169,7 +175,8 @@ class Algorithm(Section):
     those of training up to float32 rounding: rollout.engine=transformers, actor.engine=single or fsdp,
     model.dtype=float32, no LoRA, and sampling from all tokens (top_p=1, top_k=0). rollout: the rollout's, so that the
     ratio itself corrects for a mismatch (two policies); the separate pass is made only where the two are compared, and
-    for KL in the reward with top_p or top_k."""
+    for KL in the reward with top_p or top_k. interpolate: for samples at least two versions old, between the rollout's
+    and the current policy's by the age of each token, without a separate pass (A-3PO); needs `correction.weights`."""
 
     gamma: Annotated[float, FROM_0_TO_1] = 1.0
     """Discount factor."""

@@ -101,6 +101,10 @@ class Training(Section):
     microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
     """Maximum number of tokens per forward pass on each device. Lower it if memory runs out; results do not change."""
 
+    share_prefixes: bool = True
+    """Compute a prefix that sequences of a microbatch have in common only once, such as the prompt of a group. Results
+    are the same up to rounding."""
+
     epochs: Annotated[int, AT_LEAST_1] = 1
     """Number of passes over each batch."""
 

@@ -10,6 +10,7 @@ from hybridflow.errors import (
     ClusterLost,
     HybridflowError,
     NodeLost,
+    RayEnded,
     WorkerDied,
     WorkerError,
     WorkerHangs,
@@ -229,9 +230,9 @@ def head_lost(address: str, silent_seconds: float) -> ClusterLost:
     )
 
 
-def ray_ended() -> ClusterLost:
+def ray_ended() -> RayEnded:
     """The error for a Ray instance that the driver started and that has ended."""
-    return ClusterLost(
+    return RayEnded(
         "Ray, which this run started, has ended: its gcs_server or raylet has exited, so nothing more can be computed"
         " or saved.",
         remedy="Find out what ended it: a batch system or service manager that signals every process of a job (signal"

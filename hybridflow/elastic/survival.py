@@ -13,7 +13,7 @@ from typing import Any
 from hybridflow.config.faults import KINDS, MOST_IN_STEP, NEVER_SURVIVED, FaultPolicy, Faults, Kind
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Respawns
-from hybridflow.errors import HybridflowError, WorkerError, WorkerHangs
+from hybridflow.errors import HybridflowError, RayEnded, WorkerError, WorkerHangs
 from hybridflow.observability.fault_ledger import append_faults
 from hybridflow.observability.formatting import counted
 
@@ -90,6 +90,7 @@ class Survival:
         self._ledger = ledger
         self._most = trainer.max_faults
         self._respawns = respawns
+        self._is_supervised = trainer.restarts > 0
         self._fraction = fraction_of_copies(trainer, respawns=respawns)
         self._next_snapshot = 0.0
         self._history = history or FaultHistory()
@@ -125,6 +126,8 @@ class Survival:
                 found = reason or f"{counted(len(self._history.recent), 'fault')} within an hour"
                 lists = f"{self._ledger} lists them: {'; '.join(self._history.lines)}"
                 error.message += f" The run ends here, after {found}; {lists}."
+            if isinstance(error, RayEnded) and self._is_supervised:  # the supervisor records this fault
+                self._history.open.pop()
             self.ended()
             return False
         logger.warning("fault: %s (step=%d kind=%s policy=%s)", shortened(error), step, kind.name, policy.name)

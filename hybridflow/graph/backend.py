@@ -25,6 +25,8 @@ class TracingBackend(LocalBackend):
         self._last = self._forgotten = 0
         self._awaited: set[int] = set()
         self.calls: list[Call] = []
+        self.is_ahead = False
+        """Whether the calls from now on are those of `collect`."""
 
     def forget(self) -> None:
         """Drops the calls so far, which are not part of a step."""
@@ -64,6 +66,7 @@ class TracingBackend(LocalBackend):
                 awaited=frozenset(self._awaited),
                 rows=_num_rows(portions[0], arguments.stored) if portions else 0,
                 plain=tuple(value for value in given if not isinstance(value, Portion)),
+                is_ahead=self.is_ahead,
             )
         )
         return pending

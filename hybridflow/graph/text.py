@@ -1,6 +1,6 @@
 """A traced step for a terminal: a table by time, and the roles below it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -16,7 +16,8 @@ def text_drawing(trace: Trace) -> RenderableType:
     """The whole drawing, as wide as the terminal."""
     colors = {name: _COLORS[number] for name, number in trace.colors.items()}
     title = Text.assemble((trace.title, "bold"), "  ", (trace.purpose, "dim"))
-    return Group(title, "", _step(trace, colors), "", *_notes(trace), "", _roles(trace, colors))
+    ahead = [*_ahead(trace, colors), ""] if trace.lag else []
+    return Group(title, "", _step(trace, colors), "", *ahead, *_notes(trace), "", _roles(trace, colors))
 
 
 def _step(trace: Trace, colors: Mapping[str, str]) -> Table:
@@ -69,6 +70,24 @@ def _taken(call: TracedCall, trace: Trace, colors: Mapping[str, str]) -> Iterato
             yield Text("the data" if call.takes_all else " ".join(given), "dim")
         if own:
             yield Text.assemble((columns, style), (f" ({maker or 'driver'})", "dim"))
+
+
+def _ahead(trace: Trace, colors: Mapping[str, str]) -> Iterator[RenderableType]:
+    """The work of each pool in a step: the calls of a later batch, and those of the step's own."""
+    yield Text(trace.ahead_in_words)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("pool", f"first, for step i + {trace.lag}", "then, for step i"):
+        table.add_column(heading)
+    for pool in trace.pools:
+        own = [call for call in trace.calls if call.pool == pool]
+        halves = ([call for call in own if call.is_ahead], [call for call in own if not call.is_ahead])
+        table.add_row(pool, *(Text(" ").join(_named(half, colors)) for half in halves))
+    yield table
+
+
+def _named(calls: Iterable[TracedCall], colors: Mapping[str, str]) -> Iterator[Text]:
+    for call in calls:
+        yield Text.assemble((f"{call.number} ", "dim"), (call.role, colors[call.role]), f".{call.method}")
 
 
 def _notes(trace: Trace) -> list[RenderableType]:

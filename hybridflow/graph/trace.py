@@ -37,6 +37,9 @@ class Call:
     plain: tuple[object, ...]
     """The arguments other than batches, in order."""
 
+    is_ahead: bool
+    """Whether `collect` makes it, which the loop may call for a later step."""
+
     @property
     def name(self) -> str:
         """`actor.update`, as the dataflow writes it."""
@@ -102,10 +105,30 @@ class Trace:
     held_up: tuple[tuple[int, ...], ...]
     """Calls that would run concurrently if their roles had separate pools."""
 
+    lag: int
+    """How many steps the calls of `collect` run ahead of the others; 0 for a synchronous run."""
+
     @property
     def colors(self) -> Mapping[str, int]:
         """The number of each role's color, in the order in which the roles are first called."""
         return role_colors([*(call.role for call in self.calls), *(role.name for role in self.roles)])
+
+    @property
+    def ahead_in_words(self) -> str:
+        """Which calls run ahead, and which pool cannot learn meanwhile."""
+        steps = f"{self.lag} step{'s' if self.lag > 1 else ''}"
+        ahead = [call.name for call in self.calls if call.is_ahead]
+        verb = "runs" if len(ahead) == 1 else "run"
+        said = f"{' and '.join(ahead)} {verb} {steps} ahead of the other calls."
+        both = [pool for pool in self.pools if len({call.is_ahead for call in self._computing(pool)}) == 2]
+        if both:
+            said += f" A pool runs its calls in turn, so pool {both[0]} cannot learn while it collects."
+        return said
+
+    def _computing(self, pool: str) -> list[TracedCall]:
+        """The calls of a pool, except transfers of weights, for which both sides stop anyway."""
+        transfers = ("publish_weights", "receive_weights")
+        return [call for call in self.calls if call.pool == pool and call.method not in transfers]
 
 
 def scheduled(calls: Sequence[Call]) -> tuple[TracedCall, ...]:

@@ -86,7 +86,7 @@ def assemble(
         tracker=tracker,
         timers=timers,
         checkpoints=store,
-        mirror=_mirror(trainer, store, stack),
+        mirror=mirror_of(trainer, store, stack),
         learners={name: cast(Trainable, groups[name]) for name in plan.trained},
         policies=[cast(Policy, groups[ACTOR])] if ACTOR in groups else [],
         decode=data.decode,
@@ -121,7 +121,8 @@ def _options(plan: RunPlan, stop: Stop) -> BackendOptions:
     )
 
 
-def _mirror(trainer: Trainer, store: CheckpointStore, stack: ExitStack) -> Mirror | None:
+def mirror_of(trainer: Trainer, store: CheckpointStore, stack: ExitStack) -> Mirror | None:
+    """Copies checkpoints to `trainer.checkpoint_url` from now on, if that is set, until the stack is closed."""
     remote = remote_checkpoints(trainer) if trainer.save_every else None
     if remote is None:
         return None

@@ -167,7 +167,7 @@ def _started(composed: "Composed", console: "Console", stop: "Stop") -> int:
 def _run(composed: "Composed", console: "Console", stop: "Stop", start: "Start | None" = None) -> int:
     _say_start(composed, console)
     with ended_by_signals(_BEFORE_THE_RUN):
-        from hybridflow.errors import HybridflowError
+        from hybridflow.errors import HybridflowError, RayEnded
         from hybridflow.launch.execute import execute
         from hybridflow.launch.messages import say_failure, say_finished, say_kept, say_restored, say_stopped_at_once
         from hybridflow.launch.prepare import prepare
@@ -187,6 +187,8 @@ def _run(composed: "Composed", console: "Console", stop: "Stop", start: "Start |
                     say_stopped_at_once(prepared.directory, composed.config.trainer.resume, console)
                 return stop.status
             except HybridflowError as error:
+                if start is not None and isinstance(error, RayEnded) and stop.signal is None:
+                    raise  # a new process starts another Ray
                 restored = prepared.earlier.is_restored
                 say_failure(console, error, report=None if restored else prepared.directory / "report.html")
                 if restored:

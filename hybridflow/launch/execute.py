@@ -10,6 +10,7 @@ from hybridflow.dataflows.run import AfterStep
 from hybridflow.elastic.claim import release
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import HybridflowError, WorkerError, explained
+from hybridflow.launch.complete_run import finished_before
 from hybridflow.launch.messages import Finished, ending_of
 from hybridflow.launch.opened_run import OpenedRun, RunContext
 from hybridflow.launch.prepare import Prepared
@@ -28,11 +29,14 @@ def execute(
     after_step: AfterStep | None = None,
     start: Start | None = None,
 ) -> Finished:
-    """Executes the run, from its checkpoint if there is one. A run that has begun ends with a report.
+    """Executes the run, from its checkpoint if there is one. A run that has begun ends with a report; one that had
+    done all of its steps starts nothing.
 
     `after_step` is called with each step and its metrics; the run ends after the step for which it returns true.
     `start` is that of a supervised run.
     """
+    if (finished := finished_before(prepared, start)) is not None:
+        return finished
     with opened_run(prepared, console, stop or Stop(), after_step, start) as opened:
         opened.train()
     assert opened.finished is not None, "the run has no ending"

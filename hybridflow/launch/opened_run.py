@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -29,7 +28,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.reporting import Reporting
 from hybridflow.launch.supervised import Start
-from hybridflow.observability.fault_ledger import DRIVER_DIED, FAULTS_FILE, append_faults
+from hybridflow.observability.fault_ledger import FAULTS_FILE, append_faults, driver_fault
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import EVALUATING, Progress
@@ -170,20 +169,18 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
         seconds = time.monotonic() - context.moved_at
         logger.warning("new plan with %s after %.1f s; the run continues after step %d", context.moved, seconds, step)
     elif context.supervised is not None and context.supervised.number:
-        _note_restart(run.checkpoints.run_dir, context.supervised, step=step, total=total)
+        note_restart(run.checkpoints.run_dir, context.supervised, step=step, total=total)
     context.moved = ""
 
 
-def _note_restart(directory: Path, start: Start, *, step: int, total: int) -> None:
+def note_restart(directory: Path, start: Start, *, step: int, total: int) -> None:
     """Logs that a supervised run continues in a new process, and adds the ends of the previous ones to the ledger."""
-    now, time_now = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
+    now = time.monotonic()
     ends = [*start.unrecorded, start]
     for end, until in zip(ends, [*(later.died_at for later in ends[1:]), now], strict=True):
-        fault = {"step": min(end.step + 1, total), "time": time_now, "fault": DRIVER_DIED, "kind": "driver"}
-        fault |= {"policy": "restart", "message": f"The run's process {end.how}."}
         lost = {"seconds": round(now - end.died_at, 3), "cost_seconds": round(until - end.died_at, 3)}
         outcome = {"resumed_step": step, "repeated_steps": end.step - step, **lost}
-        append_faults(directory / FAULTS_FILE, [fault], outcome)
+        append_faults(directory / FAULTS_FILE, [driver_fault(min(end.step + 1, total), end.how)], outcome)
     seconds, said = now - start.died_at, f"The run's process {start.how}."
     back = f", {counted(start.step - step, 'step')} back" if start.step > step else ""
     logger.warning(

@@ -20,6 +20,7 @@ from hybridflow.launch.plan.layouts import rollout_use
 from hybridflow.launch.plan.plan import RunPlan, copies_state
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, ROLLOUT, RoleSpec
 from hybridflow.launch.pool_devices import divided
+from hybridflow.launch.rules.asynchrony import staleness_problems
 from hybridflow.launch.rules.layouts import section_of
 from hybridflow.launch.step_trace import MOST_SAMPLES
 from hybridflow.mapping.candidates import Given
@@ -117,6 +118,7 @@ def request_of(
             responses=Lengths.spread(mean, data.max_response_tokens),
             optimizer_steps=max(optimizer_steps_per_step(config, config.actor), 1),
             epochs=config.actor.epochs,
+            shared_by=per_prompt if config.actor.share_prefixes else 1,
         ),
         cluster=cluster,
         pool_clusters={name: each for name, each in others.items() if name in pinned.values()},
@@ -126,6 +128,8 @@ def request_of(
         copies_from=_copies_from(plan),
         minibatch_prompts=_smallest_minibatch(plan),
         batch_prompts=data.batch_size,
+        lag=config.asynchrony.depth,
+        may_run_ahead=not config.asynchrony.depth and not any(staleness_problems(plan, "")),
     )
 
 
@@ -155,6 +159,7 @@ def _operation(
         kind=kind if role in placed and moves else OperationKind.functions,
         needs=tuple(sorted(number - 1 for number in call.needs)),
         rows_share=call.rows / traced_rows if call.rows and traced_rows else 1.0,
+        is_ahead=call.is_ahead,
     )
 
 

@@ -31,6 +31,7 @@ class Reporting:
         self._has_record = "jsonl" in prepared.plan.config.trainer.trackers
         self._next_at = time.monotonic()
         self._earlier = prepared.earlier
+        self._is_supervised = prepared.plan.config.trainer.restarts > 0
         self._witness: Witness | None = None
         if not self._has_record and not prepared.plan.only_generates:  # which has nothing to report
             logger.warning("no report.html will be written: add jsonl to trainer.trackers")
@@ -43,7 +44,7 @@ class Reporting:
         self._earlier.has_begun = True
         forget_ending(self._directory)
         try:
-            self._witness = Witness(self._directory)
+            self._witness = Witness(self._directory, is_supervised=self._is_supervised)
         except OSError as error:
             logger.warning("no process watches this run (%s): if it is killed, its ending is not recorded", error)
 

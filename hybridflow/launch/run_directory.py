@@ -157,8 +157,8 @@ def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerpri
         with _with_url_in_remedies(remote):
             changes = check_resumable(checkpoint, plan, data, inputs)
         if checkpoint.step == trainer.total_steps:
-            logger.warning("checkpoint=%s has all of trainer.total_steps=%d: raise it to continue, or set"
-                           " trainer.resume=never to start over", checkpoint.path, checkpoint.step)  # fmt: skip
+            logger.warning("the run is complete: checkpoint=%s has all of trainer.total_steps=%d: raise it to continue,"
+                           " or set trainer.resume=never to start over", checkpoint.path, checkpoint.step)  # fmt: skip
     if checkpoint is not None and store.is_own(checkpoint.path):
         earlier.later = set_later_aside(store, checkpoint)
         earlier.files = {path: path.read_bytes() for path in [directory / CONFIG_FILE] if path.is_file()}

@@ -17,7 +17,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Device
 from hybridflow.config.user_code import reporting_exits
 from hybridflow.controller.resource_pool import ResourcePool
-from hybridflow.dataflows.interface import Dataflow, is_in_halves, role_needs
+from hybridflow.dataflows.interface import Dataflow, collected, is_in_halves, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import (
     STRICT,
@@ -109,6 +109,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None, faults: Faults = STRICT
         pools=plan.pools,
         data=("sample_index", *stream.columns, *texts.columns),
         held_up=held_up(calls),
+        lag=config.asynchrony.depth,
     )
 
 
@@ -117,8 +118,14 @@ def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: Tra
     if is_own(config.dataflow):
         prompts = prompts.join(precomputed(program, prompts))
         backend.forget()
-    half = "learn" if is_in_halves(type(program)) else "step"
-    measured(program.step(prompts), owner=f"{type(program).__name__}.{half}")
+    owner = type(program).__name__
+    if not is_in_halves(type(program)):
+        measured(program.step(prompts), owner=f"{owner}.step")
+        return tuple(backend.calls)
+    backend.is_ahead = True
+    batch = collected(program, prompts)
+    backend.is_ahead = False
+    measured(program.learn(batch), owner=f"{owner}.learn")
     return tuple(backend.calls)
 
 

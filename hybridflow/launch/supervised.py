@@ -20,16 +20,23 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridflow.elastic.stopping import Stop
+from hybridflow.errors import RayEnded
 from hybridflow.launch.signals import on_signals
-from hybridflow.observability.fault_ledger import DRIVER_DIED, read_faults
+from hybridflow.observability.fault_ledger import DRIVER_DIED, FAULTS_FILE, append_faults, driver_fault, read_faults
 from hybridflow.observability.jsonlines import last_row
+from hybridflow.observability.ray_log import was_ended_by_ray
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 from hybridflow.process import STOP_SIGNALS, leave, status_after
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
-_LEFT_SECONDS = 20.0
-"""How long processes that a dead run has left behind may take to end, before they are killed."""
+_LEFT_SECONDS = 5.0
+"""How long processes that a dead run has left behind may take to end, before they are killed. Ray's two agents would
+take a minute."""
+
+_LOST_RAY = "ended because a vital process of its Ray (raylet or gcs_server) had died"
+_RAY = b"Ray"
+"""Written by a child process that ends because its Ray has ended; other ends of a run are an exit status."""
 
 _STOPPED = frozenset(status_after(number) for number in STOP_SIGNALS)
 
@@ -66,6 +73,7 @@ class _Supervisor:
         self._run, self._run_dir, self._stop, self._console = run, run_dir, stop, console
         self._child: int | None = None
         self._asked: int | None = None
+        self._has_lost_ray = False
 
     def outcome(self, restarts: int) -> int:
         """The exit status."""
@@ -80,6 +88,7 @@ class _Supervisor:
                     return status
                 died_at, row = time.monotonic(), last_row(self._run_dir / METRICS_FILE)
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                how = _LOST_RAY if self._has_lost_ray else how
                 is_missing = start.number > 0 and self._recorded() == recorded
                 unrecorded = (*start.unrecorded, start) if is_missing else ()
                 start = Start(start.number + 1, restarts, how, row[0] if row else 0, died_at, unrecorded)
@@ -88,6 +97,8 @@ class _Supervisor:
                     return status_after(self._asked)
                 if start.number > restarts:
                     self._say(f"{how}; trainer.restarts={restarts} is used up")
+                    for end in (*unrecorded, start):
+                        append_faults(self._run_dir / FAULTS_FILE, [driver_fault(end.step + 1, end.how)], {})
                     return 128 - status if status < 0 else status or 1
                 self._say(f"{how}; it is started again ({start.number} of {restarts})")
 
@@ -100,8 +111,8 @@ class _Supervisor:
         read, write = os.pipe()
         os.set_blocking(read, False)
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # each process has its own handlers
-        parent = os.getpid()
-        self._child = os.fork()
+        parent, began = os.getpid(), time.time()
+        self._child = child = os.fork()
         if self._child == 0:
             os.close(read)
             self._be_child(start, parent, write, masked)
@@ -114,7 +125,8 @@ class _Supervisor:
         with os.fdopen(read, "rb", buffering=0) as reported:
             said = reported.read()
         status = os.waitstatus_to_exitcode(status)
-        if said:
+        self._has_lost_ray = said == _RAY or (not said and status == 1 and was_ended_by_ray(child, since=began))
+        if said not in (b"", _RAY):
             return int(said), True
         if self._asked is None and -status in STOP_SIGNALS:
             self._asked = -status
@@ -133,9 +145,13 @@ class _Supervisor:
                 with self._stop.handled():
                     signal.pthread_sigmask(signal.SIG_SETMASK, masked)
                     status = self._run(start)
+                said = str(status).encode()
             except KeyboardInterrupt:
                 status = self._stop.status
-            os.write(write, str(status).encode())
+                said = str(status).encode()
+            except RayEnded:
+                said = _RAY
+            os.write(write, said)
         except BaseException:  # noqa: BLE001 (as Python would end the process: shown, and status 1)
             traceback.print_exc()
         leave(status)

@@ -62,7 +62,7 @@ class Shortage:
 def faster(best: PlannedStep) -> list[Changed]:
     """The single changes that shorten the step, the best first: each takes one search."""
     request = best.request
-    tried = (_best(change) for change in [*_more_devices(request), *_freed(request)])
+    tried = (_best(change) for change in [*_more_devices(request), *_freed(request), *_ahead(request)])
     found = [each for each in tried if each is not None and each.step.seconds < best.seconds * (1 - _NOTICEABLE)]
     return sorted(found, key=lambda each: each.step.seconds)
 
@@ -152,6 +152,13 @@ def _freed(request: Request) -> Iterator[Change]:
     if rollout is not None and (rollout.given.values or rollout.memory_fraction is not None):
         free = replace(rollout, given=Given(), memory_fraction=None)
         yield Change(f"any layout of {rollout.role} instead of the given one", replace(request, rollout=free))
+
+
+def _ahead(request: Request) -> Iterator[Change]:
+    """Generation one step ahead."""
+    if request.may_run_ahead:
+        words = "asynchrony.max_staleness=1 (the rollout generates one step ahead, with older weights)"
+        yield Change(words, replace(request, lag=1))
 
 
 def _adapters(request: Request) -> Iterator[Change]:

@@ -46,6 +46,9 @@ class Asked:
     active_parameters: dict[str, int]
     """Those that compute one token, by role."""
 
+    lag: int
+    """How many steps ahead samples are collected."""
+
     tokens_per_step: float
     prompts: int
     responses_per_prompt: int
@@ -70,9 +73,12 @@ class PlannedCall:
     share: float
     """The fraction of the step."""
 
+    is_ahead: bool
+    """Whether it is called for the batch of a later step."""
+
     parts_seconds: dict[str, float]
     is_critical: bool
-    """Whether it is on the longest chain of calls, which determines the length of the step."""
+    """Whether it is one of the calls that determine the length of the step: the longest chain of them."""
 
     @property
     def largest_part(self) -> str | None:
@@ -267,6 +273,7 @@ def _asked(request: Request) -> Asked:
         offload_bytes=cluster.offload_bytes,
         parameters={role: parameter_count(use.geometry) for role, use in uses.items()},
         active_parameters={role: active_parameter_count(use.geometry) for role, use in uses.items()},
+        lag=request.lag,
         tokens_per_step=work.tokens,
         prompts=request.batch_prompts,
         responses_per_prompt=work.rows // request.batch_prompts,
@@ -287,6 +294,7 @@ def _call(step: PlannedStep, position: int, parts: Seconds, start: float, end: f
         end_seconds=end,
         seconds=end - start,
         share=(end - start) / step.seconds if step.seconds else 0.0,
+        is_ahead=step.request.lag > 0 and operation.is_ahead,
         parts_seconds={name: own for name, own in sorted(parts.parts.items(), key=lambda part: -part[1]) if own},
         is_critical=position in step.plan.schedule.critical,
     )

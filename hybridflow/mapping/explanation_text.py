@@ -80,6 +80,10 @@ def devices_in_words(number: int, per_node: int, device: str) -> str:
 def _fitting(explained: Explanation, step: StepFacts) -> Iterator[str]:
     rate = f"{float(f'{step.tokens_per_second:.2g}'):,.0f}" if step.tokens_per_second >= 10 else "fewer than 10"
     yield f"It fits: a step takes about {spoken_duration(step.seconds)}, {rate} tokens per second."
+    if explained.asked.lag:
+        names = [call.name for call in step.calls if call.is_ahead]
+        verb = "runs" if len(names) == 1 else "run"
+        yield f"{' and '.join(names)} {verb} {counted(explained.asked.lag, 'step')} ahead of the other calls."
     for pool in step.pools:
         idle = f", idle for {percent(pool.idle_fraction, 1)} of the step" if pool.idle_fraction > 0 else ""
         is_own = pool.device != explained.asked.device

@@ -67,7 +67,7 @@ def _timeline(facts: StepFacts, colors: Mapping[str, int], top: float) -> Iterat
     for number in range(len(facts.pools)):
         y = lanes_top + (_LANE + 8) * number
         yield f'<rect class="band" x="10.5" y="{y:.1f}" width="{_WIDTH - 21:.1f}" height="{_LANE}" rx="10"/>'
-    for time in _ticks(facts.seconds):
+    for time in _ticks(_span(facts)):
         x = _at(time, facts)
         yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{lanes_top - 4:.1f}" y2="{bottom - 4:.1f}"/>'
         yield f'<text class="soft middle" x="{x:.1f}" y="{top + 12:.1f}">{time:g} s</text>'
@@ -87,7 +87,8 @@ def _timeline(facts: StepFacts, colors: Mapping[str, int], top: float) -> Iterat
 
 
 def _bar(call: PlannedCall, facts: StepFacts, color: int, y: float) -> Iterator[str]:
-    x, width = _at(call.start_seconds, facts), max((_RIGHT - _LEFT) * call.share, 1.5)
+    x = _at(call.start_seconds, facts)
+    width = max(_at(call.end_seconds, facts) - x, 1.5)
     style = f"f{color}" if call.is_critical else f"f{color} s{color} pale"
     seconds = f"{short(call.seconds)} s"
     yield f"<g><title>{_safe(call.name)}: {seconds}, {percent(call.share, 1)} of the step</title>"
@@ -165,8 +166,14 @@ def _ticks(seconds: float) -> list[float]:
     return [number * step for number in range(int(seconds / step) + 1)]
 
 
+def _span(facts: StepFacts) -> float:
+    """Seconds until the last call of the step ends: if samples are collected ahead, after the next step has begun."""
+    return max((call.end_seconds for call in facts.calls), default=0.0)
+
+
 def _at(seconds: float, facts: StepFacts) -> float:
-    return _LEFT + (_RIGHT - _LEFT) * (seconds / facts.seconds if facts.seconds else 0.0)
+    span = _span(facts)
+    return _LEFT + (_RIGHT - _LEFT) * (seconds / span if span else 0.0)
 
 
 def _clipped(text: str, most: int) -> str:

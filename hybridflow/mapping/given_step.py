@@ -40,6 +40,6 @@ def given_step(request: Request, layouts: Layouts) -> PlannedStep:
             kinds=kinds_of(partition, request.joint),
             idle_devices=sum(each.num_devices for each in (request.cluster, *request.pool_clusters.values()))
             - sum(request.pool_devices.values()),
-            schedule=schedule(request.operations, seconds, pool_numbers(partition)),
+            schedule=schedule(request.operations, seconds, pool_numbers(partition), lag=request.lag),
         ),
     )

@@ -36,6 +36,9 @@ class Operation:
     rows_share: float = 1.0
     """Rows of the call, as a fraction of the step's responses."""
 
+    is_ahead: bool = False
+    """Whether it belongs to `collect`, which a dataflow that runs ahead calls for a later step."""
+
 
 @dataclass(frozen=True)
 class Option:

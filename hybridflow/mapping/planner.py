@@ -114,6 +114,7 @@ def answer(request: Request, *, num_plans: int = 5) -> Answer:
             memory_of={name: memory_limit(each) for name, each in request.pool_clusters.items()},
             joint=request.joint,
             fixed_seconds=outside,
+            lag=request.lag,
             restrictions=restrictions,
         ),
         num_plans=num_plans,
@@ -140,7 +141,7 @@ def _timed(request: Request, plan: Plan) -> PlannedStep:
     if rollout is None or rollout.actor is None or pool_of[rollout.role] == pool_of[rollout.actor]:
         return step
     seconds = [each.total for each in step.operation_seconds()]
-    return PlannedStep(request, replace(plan, schedule=schedule(request.operations, seconds, pool_of)))
+    return PlannedStep(request, replace(plan, schedule=schedule(request.operations, seconds, pool_of, lag=request.lag)))
 
 
 def pool_sizes(cluster: Cluster) -> tuple[int, list[int]]:

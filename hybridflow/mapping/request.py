@@ -74,6 +74,12 @@ class Request:
     batch_prompts: int = 1
     """Prompts of the batch: the most data-parallel ranks of a frozen role, and the most replicas of the rollout."""
 
+    lag: int = 0
+    """How many steps ahead the operations are called that are ahead; 0 for a synchronous run."""
+
+    may_run_ahead: bool = False
+    """Whether a synchronous run could run ahead without any other change."""
+
     @property
     def keeps_copies(self) -> bool:
         """Whether the run keeps copies of the trained state on these devices."""

@@ -47,7 +47,7 @@ class Problem:
     """Roles that are not placed, as they need no device, and the seconds of each of their operations."""
 
     lag: int = 0
-    """How many steps the weights that generate responses may be behind; see `schedule`."""
+    """How many steps the dataflow runs ahead; see `schedule`."""
 
     restrictions: Restrictions = field(default_factory=Restrictions)
 
@@ -209,13 +209,8 @@ class _Tables:
 
 def _check(problem: Problem) -> None:
     """Raises an error if the problem contradicts itself."""
+    _check_operations(problem)
     rules = problem.restrictions
-    for number, operation in enumerate(problem.operations):
-        if not all(0 <= need < number for need in operation.needs):
-            raise HybridflowError(
-                f"Operation {number} ({operation.name}) needs {operation.needs}, which are not all before it.",
-                remedy="List operations in the order of the driver's calls.",
-            )
     for role, seconds in problem.fixed_seconds.items():
         if len(seconds) != len(problem.positions([role])):
             raise HybridflowError(
@@ -243,3 +238,18 @@ def _check(problem: Problem) -> None:
             f"Found {problem.num_devices} devices, a granularity of {rules.granularity} and a lag of {problem.lag}.",
             remedy="Use at least 1 device, a granularity of at least 1 and a lag of at least 0.",
         )
+
+
+def _check_operations(problem: Problem) -> None:
+    """Raises an error if an operation needs one that comes later."""
+    for number, operation in enumerate(problem.operations):
+        if not all(0 <= need < number for need in operation.needs):
+            raise HybridflowError(
+                f"Operation {number} ({operation.name}) needs {operation.needs}, which are not all before it.",
+                remedy="List operations in the order of the driver's calls.",
+            )
+        if operation.is_ahead and not all(problem.operations[need].is_ahead for need in operation.needs):
+            raise HybridflowError(
+                f"Operation {number} ({operation.name}) is called ahead, but needs some that are not.",
+                remedy="Let all operations that it needs be ahead.",
+            )

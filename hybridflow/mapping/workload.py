@@ -61,6 +61,9 @@ class Workload:
     epochs: int = 1
     """Passes over the rows per update of a role."""
 
+    shared_by: int = 1
+    """Rows whose prompt is computed once in training, where they are in one microbatch."""
+
     @property
     def update_rows(self) -> float:
         """Rows of one optimizer step."""

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 
 from hybridflow.errors import EngineError
 from hybridflow.models.loading import copy_tokenizer, load_backbone, quiet_transformers
-from hybridflow.models.packed_attention import IMPLEMENTATION
+from hybridflow.models.packed_attention import is_packed
 from hybridflow.models.packing import Packing
 from hybridflow.models.shard_files import read_into
 from hybridflow.parallel.layout import WeightShard
@@ -95,11 +95,12 @@ def packed_hidden_states(
     padding after a sequence does not change it.
     """
     backbone = model.backbone if isinstance(model, ValueModel) else model.get_decoder()
-    if str(backbone.config._attn_implementation).startswith(IMPLEMENTATION):
+    if is_packed(backbone):
         outputs = backbone(
             input_ids=input_ids[None], position_ids=packing.position_ids[None], packing=packing, use_cache=False
         )
         return outputs.last_hidden_state[0]
+    assert not packing.parents, "padded sequences share no prefixes"
     rectangle = packing.rectangle
     (shape,) = rectangle.shapes
     padded = input_ids if rectangle.take is None else input_ids[rectangle.take]

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from hybridflow.errors import EngineError
 from hybridflow.models.packing import Packing
+from hybridflow.models.tree_attention import tree_attention
 
 IMPLEMENTATION = "hybridflow_packed"
 """The prefix of the names of attention implementations that need `packing=`."""
@@ -60,12 +61,19 @@ def packed_attention(
     """Causal attention within each sequence, softmax(q k^T scaling) v, over the last `window` keys including its own.
 
     `softcap` c turns scores s into c tanh(s / c) (Gemma 2, arXiv:2408.00118), and `sinks` are scores of a key without a
-    value (GPT-OSS). On a GPU it uses FlashAttention if that supports the arguments (not yet run on one); otherwise it
-    computes block by block.
+    value (GPT-OSS). Sequences that share prefixes (`packing.parents`) are attended to as if each had its own, with
+    `tree_attention` if that supports the arguments. On a GPU it uses FlashAttention if that supports the arguments (not
+    yet run on one); otherwise it computes block by block.
     """
     if window is not None and window >= packing.max_seqlen:
         window = None
     plain = softcap is None and sinks is None
+    if packing.parents:
+        if plain and window is None and _can_share(query, value):
+            return tree_attention(query, key, value, packing, scaling=scaling)
+        packing, taken, back = packing.unshared
+        settings = {"scaling": scaling, "window": window, "softcap": softcap, "sinks": sinks}
+        return packed_attention(query[taken], key[taken], value[taken], packing, **settings)[back]
     if plain and _flash_can(query, value):
         return _flash(query, key, value, packing, scaling=scaling, left=-1 if window is None else window - 1)
     blocks = packing.blocks
@@ -113,6 +121,11 @@ def use_packed_attention(model: PreTrainedModel) -> bool:
     AttentionMaskInterface.register(IMPLEMENTATION, window_mask)
     model.set_attn_implementation(IMPLEMENTATION)
     return True
+
+
+def is_packed(model: PreTrainedModel) -> bool:
+    """Whether `use_packed_attention` has switched a model, or the one that has this decoder."""
+    return str(model.config._attn_implementation).startswith(IMPLEMENTATION)
 
 
 def window_mask(*, local_size: int | None = None, use_vmap: bool = False, **arguments: object) -> Tensor | None:
@@ -174,6 +187,10 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scali
     )
     assert isinstance(attended, Tensor), "only the output was requested"
     return attended
+
+
+def _can_share(query: Tensor, value: Tensor) -> bool:
+    return _flash_can(query, value) if query.is_cuda else query.shape[-1] == value.shape[-1]
 
 
 def _flash_can(query: Tensor, value: Tensor) -> bool:

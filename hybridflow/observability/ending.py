@@ -40,6 +40,14 @@ UNRECORDED = Ending(
 )
 """The ending of a run whose process ended without recording one."""
 
+ENDED_BY_RAY = Ending(
+    "failed",
+    "the run's raylet died, and Ray then ended the run's process. What to do: find out what ended the raylet, such as a"
+    " lack of memory (dmesg) or a batch system that signals every process of a job, then start the same command again;"
+    " it resumes from the last checkpoint, if there is one. With trainer.restarts=3, a run starts again by itself.",
+)
+"""The ending of a run that Ray ended."""
+
 
 def write_ending(run_dir: Path, ending: Ending) -> None:
     """Writes how the run ended; logs a warning if the directory cannot be written."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from hybridflow.errors import ResourceError
@@ -74,6 +75,14 @@ class Fault:
         source = f", from {self.source}" if self.source else ""
         back = f", {counted(self.repeated_steps, 'step')} back" if self.repeated_steps > 0 else ""
         return f"{replaced}continued after step {self.resumed_step}{source}{back}"
+
+
+def driver_fault(step: int, how: str) -> dict[str, Json]:
+    """The row of a fault that ended a supervised run's process in a step: `how` it ended, such as `was killed by
+    SIGKILL`."""
+    time = datetime.now(UTC).isoformat(timespec="seconds")
+    fault = {"step": step, "time": time, "fault": DRIVER_DIED, "kind": "driver", "policy": "restart"}
+    return fault | {"message": f"The run's process {how}."}
 
 
 def append_faults(ledger: Path, faults: Sequence[Mapping[str, Json]], outcome: Mapping[str, Json]) -> None:

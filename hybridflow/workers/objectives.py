@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.algorithms.aggregate import aggregate
+from hybridflow.algorithms.correction import importance_ratio, importance_weights, interpolated_logprobs
 from hybridflow.algorithms.kl import clamped_log_ratio, kl_divergence
 from hybridflow.algorithms.losses.policy import approximate_kl
 from hybridflow.algorithms.losses.value import clipped_value_loss, value_clip_fraction
@@ -24,6 +25,9 @@ from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, call
 PREPARED = "prepared/"
 IS_CURRENT = "is_current"
 """Token column: 1 for tokens that the policy's own weights sampled. Without it, they sampled all tokens."""
+STALENESS = "staleness"
+"""Token column of `algorithm.old_logprobs=interpolate`: versions between the weights that sampled a token and the
+policy's."""
 IS_TEXT = "is_text"
 """Row column of a minibatch that mixes samples and pretraining texts: which rows are texts."""
 
@@ -60,9 +64,10 @@ def policy_objective(
 
     Columns: `response_mask`, `advantages`, `rollout_logprobs`, `old_logprobs` (if absent, those of this forward pass,
     which is right if the batch has one optimizer step), `ref_logprobs` for a KL loss, `correction_weights` from
-    `algorithm.correction`, and those that the loss prepares. Pass `loss` if `policy_loss(algorithm)` is at hand.
-    `compares_rollout` reports how far the rollout's log-probabilities are from those of the policy that drew the
-    samples; with `algorithm.old_logprobs=rollout` the latter are those of this forward pass.
+    `algorithm.correction`, those that the loss prepares, and `staleness` with `algorithm.old_logprobs=interpolate`.
+    Pass `loss` if `policy_loss(algorithm)` is at hand. `compares_rollout` reports how far the rollout's
+    log-probabilities are from those of the policy that drew the samples: those of this forward pass with
+    `algorithm.old_logprobs=rollout` or `interpolate`.
     """
     loss = loss or policy_loss(algorithm)
     numbers = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high, "dual_clip": algorithm.dual_clip}
@@ -75,17 +80,18 @@ def policy_objective(
         mask = columns["response_mask"]
         logprobs, entropy = outputs["logprobs"], outputs["entropy"]
         now = logprobs.detach()
-        old = columns.get("old_logprobs", now)
+        old, weights = _compared_with(algorithm, columns, now)
         known = {name: columns[name] for name in LOSS_COLUMNS if name in columns} | prepared_of(columns)
         offered = {**numbers, **known, "old_logprobs": old, "mask": mask}
         offered |= {"logprobs": logprobs, "entropy": entropy}
         surrogate = _checked(loss, loss(offered), logprobs, mask)
-        weights = columns.get("correction_weights")
         value = policy = summed(surrogate if weights is None else surrogate * weights, mask)
         weighted = {
             "actor/entropy": masked_mean(entropy.detach(), mask),
             "actor/ppo_kl": approximate_kl(logprobs, old, mask),
         } | {name: called(watch, {**offered, **loss.settings}) for name, watch in watches.items()}
+        if weights is not None and algorithm.old_logprobs is OldLogprobs.interpolate:
+            weighted["rollout_corr/rollout_is_mean"] = masked_mean(weights, mask)
         sums = {"actor/pg_loss": policy}
         if algorithm.entropy_coefficient:
             value = value - algorithm.entropy_coefficient * summed(entropy, mask)
@@ -100,12 +106,22 @@ def policy_objective(
         if algorithm.kl.placement is KLPlacement.loss:
             measures["actor/kl_coef"] = last(algorithm.kl.coefficient)
         if compares_rollout and "rollout_logprobs" in columns:
-            drawn_by = now if algorithm.old_logprobs is OldLogprobs.rollout else old
+            drawn_by = now if algorithm.old_logprobs.reads_rollout else old
             current = mask * columns[IS_CURRENT] if IS_CURRENT in columns else mask
             measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, current)
         return Loss(value, measures)
 
     return LossFn(("logprobs", "entropy"), loss_fn)
+
+
+def _compared_with(algorithm: Algorithm, columns: Mapping[str, Tensor], now: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The old log-probabilities, and the weights of tokens if they have any; `now` are those of this forward pass."""
+    if algorithm.old_logprobs is not OldLogprobs.interpolate:
+        return columns.get("old_logprobs", now), columns.get("correction_weights")
+    rollout, mask, correction = columns["rollout_logprobs"], columns["response_mask"], algorithm.correction
+    old = interpolated_logprobs(now, rollout, columns[STALENESS])
+    ratio = importance_ratio(old, rollout, mask, level=correction.weights.value)
+    return old, importance_weights(ratio, upper=correction.upper, lower=correction.lower)
 
 
 def _checked(loss: NamedFunction, answer: object, logprobs: Tensor, mask: Tensor) -> Tensor:

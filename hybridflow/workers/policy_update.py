@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import repeat
 
+import torch
+
 from hybridflow.batch import Batch
 from hybridflow.batch.versions import token_versions
 from hybridflow.batch.wire import Meta
@@ -17,6 +19,7 @@ from hybridflow.workers.model_worker import Objective, Reduce, TrainingSetup, mi
 from hybridflow.workers.named_functions import LOSS_COLUMNS, NamedFunction, policy_loss
 from hybridflow.workers.objectives import (
     IS_CURRENT,
+    STALENESS,
     Denominators,
     policy_objective,
     prepared,
@@ -51,6 +54,8 @@ class PolicyUpdate:
 
         `version` is that of the policy's weights. `has_learned`: the policy was trained after these were published.
         """
+        if self._algorithm.old_logprobs is OldLogprobs.interpolate:
+            batch = with_staleness(batch, version)
         batch = with_current_tokens(batch, version)
         check_temperature(batch.meta, self._setup.temperature)
         if self._algorithm.kl.placement is KLPlacement.loss:
@@ -60,7 +65,7 @@ class PolicyUpdate:
 
         batch, correction = rollout_corrected(batch, self._algorithm, self._reduce)
         rows = minibatch_rows(batch, self._setup.minibatch_sequences)
-        if "old_logprobs" not in batch:
+        if "old_logprobs" not in batch and STALENESS not in batch:
             check_unlearned(has_learned)
             check_one_step(self._setup.training.epochs * len(rows))
         named = [name for name in LOSS_COLUMNS if name in self._loss.needs and name != "old_logprobs"]
@@ -99,12 +104,12 @@ class PolicyUpdate:
     def _compares_rollout(self, correction: Metrics) -> Iterator[bool]:
         """Whether each optimizer step compares the policy's log-probabilities with the rollout's.
 
-        No step does if the correction compared the whole batch. With `algorithm.old_logprobs=rollout` only the first
-        does: its policy is the one that drew the samples.
+        No step does if the correction compared the whole batch. With `algorithm.old_logprobs=rollout` or `interpolate`
+        only the first does: its policy is the one that drew the samples.
         """
         compares = "training/rollout_logprobs_diff_max" not in correction
         yield compares
-        yield from repeat(compares and self._algorithm.old_logprobs is not OldLogprobs.rollout)
+        yield from repeat(compares and not self._algorithm.old_logprobs.reads_rollout)
 
     def _check_rollout_agrees(self, metrics: Metrics, batch: Batch) -> None:
         """At the first update of a run on samples of the current weights, rollout and training must agree on the
@@ -130,6 +135,16 @@ def with_current_tokens(batch: Batch, version: int) -> Batch:
         return batch
     is_current = token_versions(runs, responses.lengths).values == version
     return batch.with_columns(tokens={IS_CURRENT: responses.like(is_current.to(responses.values.dtype))})
+
+
+def with_staleness(batch: Batch, version: int) -> Batch:
+    """The batch with `STALENESS`; all tokens are current if it does not say which weights sampled them."""
+    responses = batch.tokens("response_mask")
+    staleness = torch.zeros_like(responses.values)
+    if "version_runs" in batch:
+        versions = token_versions(batch.tokens("version_runs"), responses.lengths).values
+        staleness = (version - versions).to(responses.values.dtype)
+    return batch.with_columns(tokens={STALENESS: responses.like(staleness)})
 
 
 def _has_current_tokens(batch: Batch) -> bool:

@@ -31,9 +31,13 @@ def rollout_corrected(batch: Batch, algorithm: Algorithm, reduce: Reduce) -> tup
 
     `response_mask` is 0 on everything that is left out: with `algorithm.mask_truncated` responses that reached the
     length limit (DAPO, sec. 3.4, arXiv:2503.14476), and what `algorithm.correction` rejects. A correction by weights
-    adds `correction_weights`; with `algorithm.old_logprobs=rollout`, `old_logprobs` are the rollout's.
+    adds `correction_weights`; with `algorithm.old_logprobs=rollout`, `old_logprobs` are the rollout's. With
+    `interpolate`, both are left to the loss: they depend on the policy of each optimizer step.
     """
     batch, metrics = _without_truncated(batch) if algorithm.mask_truncated else (batch, {})
+    if algorithm.old_logprobs is OldLogprobs.interpolate:
+        batch.require(("rollout_logprobs",), stage="actor.update with algorithm.old_logprobs=interpolate")
+        return batch.only([name for name in batch.columns if name != "old_logprobs"]), metrics
     takes_rollouts = algorithm.old_logprobs is OldLogprobs.rollout
     if takes_rollouts or algorithm.correction.is_active:
         batch, found = _by_rollout(batch, algorithm.correction, reduce)

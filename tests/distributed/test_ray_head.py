@@ -1,6 +1,8 @@
 """A head of the cluster that does not answer ends the driver in words, before Ray ends it without."""
 
 import re
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -60,3 +62,18 @@ def test_nothing_of_ray_survives_a_driver_that_is_killed():
     left = [process for process in psutil.process_iter() if process.pid in pids]
     _, alive = psutil.wait_procs(left, timeout=120)  # Ray's agents first try to reach the dead head for 60 s
     assert alive == []
+
+
+OF_A_RAYLET = """
+import hybridflow.controller
+from ray._private.ray_logging import stdout_deduplicator
+
+for said in ("Raylet is terminated. Last 20 lines of the Raylet logs:\\n    [state-dump] x", "y"):
+    [batch] = stdout_deduplicator.deduplicate({"ip": "a", "pid": "raylet", "lines": [said], "is_err": False})
+    print(batch["lines"])
+"""
+
+
+def test_ray_does_not_print_the_log_of_a_raylet_that_died():
+    done = subprocess.run([sys.executable, "-c", OF_A_RAYLET], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", "['y']"]

@@ -48,6 +48,8 @@ def test_a_run_that_is_killed_too_often_ends_with_the_status_of_a_shell(processe
     ended = run.start("trainer.restarts=1", kill_at="step_done:1")
     assert ended.status == 128 + signal.SIGKILL, ended.said
     assert "was killed by SIGKILL; trainer.restarts=1 is used up" in ended.words
+    faults = [json.loads(line) for line in (run.run_dir / FAULTS_FILE).read_text().splitlines()]
+    assert [(fault["step"], "resumed_step" in fault) for fault in faults][-1] == (2, False)
 
 
 @pytest.mark.parametrize(("signals", "status"), [("SIGTERM", 143), ("SIGUSR1", 75)])
@@ -97,6 +99,32 @@ def test_the_ray_of_a_dead_driver_is_gone_before_the_next_one_starts(tmp_path: P
     assert "continues after step 2, 1 step back" in " ".join(said.split())
 
 
+@pytest.mark.ray
+@pytest.mark.slow  # two starts of Ray
+@pytest.mark.parametrize("vital", ["raylet", "gcs_server"])
+def test_a_run_whose_own_ray_ends_starts_another_one(tmp_path: Path, vital: str):
+    run_dir = tmp_path / "run"
+    words = [*small_run(tmp_path), *ALGORITHMS["grpo"], *ON_RAY, "trainer.restarts=1", f"trainer.run_dir={run_dir}"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    words += ["trainer.async_save=false", "trainer.total_steps=40"]  # it still runs when the test sees its checkpoint
+    command = [sys.executable, "-m", "hybridflow", "ppo", *words]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as parent:
+        while parent.poll() is None and not (run_dir / "checkpoints" / "step_2").exists():
+            time.sleep(0.1)
+        for process in psutil.Process(parent.pid).children(recursive=True):
+            if _name(process) == vital:
+                process.kill()
+        assert parent.stdout is not None
+        said = parent.stdout.read()
+    assert parent.returncode == 0, said
+    assert steps_of(run_dir) == list(range(41))
+    assert "ended because a vital process of its Ray (raylet or gcs_server) had died; it is started" in said
+    (row,) = [json.loads(line) for line in (run_dir / FAULTS_FILE).read_text().splitlines()]
+    assert (row["fault"], row["policy"]) == ("DriverDied", "restart") and row["cost_seconds"] > 0
+
+
 def _name(process: psutil.Process) -> str:
     try:
         return process.name()
@@ -116,8 +144,8 @@ directory = Path(sys.argv[1])
 def run(start: Start) -> int:
     if start.number in (0, 1, 3):
         os.kill(os.getpid(), signal.SIGKILL)
-    from hybridflow.launch.opened_run import _note_restart
-    _note_restart(directory, start, step=0, total=9)
+    from hybridflow.launch.opened_run import note_restart
+    note_restart(directory, start, step=0, total=9)
     if start.number == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     return 0

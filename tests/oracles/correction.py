@@ -26,6 +26,15 @@ def weights(found: Rows, upper: float, lower: float | None) -> Rows:
     return [[ratio if lower <= ratio <= upper else 0.0 for ratio in row] for row in found]
 
 
+def interpolated(now: Rows, rollout: Rows, staleness: list[list[int]]) -> Rows:
+    """A share of (d - 1) / d of the way from the rollout's to the current ones, none of it for d = 0."""
+    found = []
+    for current, sampled, ages in zip(now, rollout, staleness, strict=True):
+        shares = [(age - 1) / age if age > 0 else 0.0 for age in ages]
+        found.append([(1 - s) * b + s * a for a, b, s in zip(current, sampled, shares, strict=True)])
+    return found
+
+
 def mean_weight(found: Rows, level: str) -> float:
     """Over tokens, or over rows that have one."""
     full = [row for row in found if row]

@@ -1,6 +1,6 @@
 """The best placement by trying all: every set partition, allocation and choice of options, in plain loops."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 Placement = frozenset[frozenset[str]]
@@ -40,18 +40,6 @@ def makespan(step: Step, seconds: Sequence[float], pool_of: Mapping[str, int]) -
     return max(ends)
 
 
-def period(step: Step, seconds: Sequence[float], pool_of: Mapping[str, int], lag: int) -> float:
-    """The seconds between steps whose responses come from weights of `lag` steps before."""
-    if lag == 0:
-        return makespan(step, seconds, pool_of)
-    longest = makespan(step, seconds, {}) / (lag + 1)
-    for pool in set(pool_of.values()):
-        longest = max(
-            longest, sum(own for (role, _), own in zip(step, seconds, strict=True) if pool_of.get(role) == pool)
-        )
-    return longest
-
-
 def units(pool: frozenset[str], joint: Sequence[frozenset[str]]) -> list[frozenset[str]]:
     """The roles of a pool, with joint ones together."""
     found = [group & pool for group in joint if group & pool]
@@ -77,9 +65,12 @@ def best_scores(
     fixed: Mapping[str, Sequence[float]],
     num_devices: int,
     room: Room,
-    lag: int,
+    length: Callable[[Sequence[float], Mapping[str, int]], float],
 ) -> dict[Placement, Score]:
-    """The best score of each placement that fits, given the sizes that its pools can have."""
+    """The best score of each placement that fits, given the sizes that its pools can have.
+
+    `length` is that of a step with these seconds of its operations, and the pools of its roles.
+    """
     found: dict[Placement, Score] = {}
     for placement, sizes in allowed.items():
         pools = sorted(placement, key=sorted)
@@ -95,6 +86,6 @@ def best_scores(
                 left |= {frozenset({role}): list(seconds) for role, seconds in fixed.items()}
                 unit_of = {role: unit for unit in left for role in unit}
                 seconds = [left[unit_of[role]].pop(0) for role, _ in step]
-                score = (period(step, seconds, pool_of, lag), num_devices - sum(devices), sum(seconds))
+                score = (length(seconds, pool_of), num_devices - sum(devices), sum(seconds))
                 found[placement] = min(score, found.get(placement, score))
     return found

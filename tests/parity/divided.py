@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.placement import Parallelism
@@ -53,6 +53,8 @@ class Case:
     dtype: Dtype = Dtype.float32
     with_padding: bool = False
     """The padding token stands among the tokens of prompts and responses, as one that is sampled or ends turns."""
+    with_prefixes: bool = False
+    """Rows share prompts, and some the beginnings of responses."""
     lost_rows: int = 0
     """Rows of each batch that nobody is given."""
     first_step: int = 0
@@ -92,13 +94,14 @@ def assert_equal(found: Trained, expected: Trained, tolerance: dict[str, float] 
 
 
 class OnOneDevice:
-    """Cases as one device trains them, each once."""
+    """Cases as one device trains them without sharing prefixes, each once."""
 
     def __init__(self) -> None:
         self._made: dict[str, Trained] = {}
 
     def __call__(self, case: Case) -> Trained:
         settings = {name: value for name, value in case.settings.items() if name in ("optimizer", "lora")}
+        settings["share_prefixes"] = False
         alone = replace(case, ranks=1, engine=TrainingEngine.single, sizes={}, settings=settings, lost_rows=0)
         if str(alone) not in self._made:
             self._made[str(alone)] = train(alone)
@@ -153,6 +156,18 @@ def with_padding_among(batch: Batch) -> Batch:
     return batch.with_columns(tokens=changed)
 
 
+def with_shared_prefixes(batch: Batch) -> Batch:
+    """The batch with prompts of 12 tokens for the first three rows, which go on alike in two, and of 9 for two more."""
+    prompts, responses = (
+        [row.tolist() for row in batch.tokens(name).rows()] for name in ("prompt_ids", "response_ids")
+    )
+    prompts[:3] = [[*range(2, 14)], [*range(2, 24)], [*range(2, 24)]]
+    prompts[3:5] = [[*range(20, 29)]] * 2
+    responses[4][:2] = responses[3][:2]
+    columns = {"prompt_ids": prompts, "response_ids": responses}
+    return batch.with_columns(tokens={name: Ragged.from_rows(rows, torch.int64) for name, rows in columns.items()})
+
+
 def loss_of(batch: Batch, kind: str) -> LossFn:
     """The loss of a whole batch, by its denominators."""
     if kind == "language":
@@ -177,6 +192,7 @@ def train_rank(rank: int, case: Case) -> bytes:
     for step in range(case.first_step, case.first_step + case.steps):
         batch = global_batch(step, case.kind)
         batch = with_padding_among(batch) if case.with_padding else batch
+        batch = with_shared_prefixes(batch) if case.with_prefixes else batch
         kept = batch.slice(0, len(batch) - case.lost_rows)
         rows = own_rows(kept, mesh.index_along(rank, ("data",)), mesh.axis_size("data"))
         trained.outputs.append(engine.forward(rows, (name,), temperature=TEMPERATURE).tokens(name).values)

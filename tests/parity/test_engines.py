@@ -117,6 +117,29 @@ def test_neither_micro_batches_nor_recomputed_layers_change_anything(
     assert_equal(train(case), plain(case))
 
 
+@pytest.mark.parametrize("microbatch_tokens", [8192, 24])
+@pytest.mark.parametrize(
+    ("engine", "architecture", "kind", "ranks", "sizes"),
+    [
+        on("single", "llama", "language", 1, {}),
+        on("single", "mistral", "language", 1, {}),
+        on("fsdp", "qwen3", "language", 2, {}),
+        on("fsdp", "qwen2", "language", 2, {"sequence": 2}),
+        on("megatron", "qwen3", "language", 2, TENSOR),
+        on("fsdp", "qwen3", "value", 2, TENSOR, slow=True),
+        on("megatron", "llama", "value", 2, SEQUENCE, slow=True),
+        on("megatron", "llama", "language", 2, TURNS, slow=True),
+        on("megatron", "qwen3_moe", "language", 2, EXPERT, slow=True),
+    ],
+)
+def test_rows_that_share_prefixes_give_the_numbers_of_rows_apart(
+    toy_dir, plain, engine, architecture, kind, ranks, sizes, microbatch_tokens
+):
+    case = case_of(toy_dir, engine, architecture, kind, ranks, sizes, microbatch_tokens=microbatch_tokens)
+    case = replace(case, with_prefixes=True)
+    assert_equal(train(case), plain(case))
+
+
 @pytest.mark.parametrize("architecture", ["mistral", pytest.param("qwen2", marks=pytest.mark.slow)])
 def test_ranks_that_divide_tokens_keep_to_a_models_windows(toy_dir, plain, architecture):
     window = {"sliding_window": 4} | (

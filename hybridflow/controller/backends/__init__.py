@@ -1,5 +1,7 @@
 """Where workers run: `local`, in this process, or `ray`, one process per device. Read `interface.py` first."""
 
+import os
+
 from hybridflow.controller.backends.interface import Backend, BackendOptions
 from hybridflow.controller.backends.local import LocalBackend
 from hybridflow.controller.resource_pool import NodeGpus
@@ -14,6 +16,10 @@ __all__ = [
     "joined_node_gpus",
     "make_backend",
 ]
+
+# Ray would print the last 20 lines of the log of a raylet that dies; the run's own message says what is lost. Ray reads
+# this when it is imported.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^Raylet is terminated")
 
 
 def make_backend(kind: str, options: BackendOptions) -> Backend:

@@ -33,6 +33,17 @@ _MOST_NAMED = 6
 _SAME_SECONDS = 2.0
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, which a run does not write, and with which a few lines describe gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(
+                f"it has an alias in line {self.peek_event().start_mark.line + 1}, as no run writes them"
+            )
+        return super().compose_node(parent, index)
+
+
 @dataclass(frozen=True)
 class Start:
     """The latest start of a run, as run.log records it."""
@@ -79,7 +90,7 @@ class RunDirectory:
         """The settings; empty if config.yaml is missing. Raises `DataError` if it is damaged."""
         file = self.path / CONFIG_FILE
         try:
-            found = yaml.safe_load(file.read_text(encoding="utf-8"))
+            found = yaml.load(file.read_text(encoding="utf-8"), _Loader)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, yaml.YAMLError) as error:
@@ -116,6 +127,12 @@ class RunDirectory:
         """The faults of workers, in order."""
         file = self.path / FAULTS_FILE
         return [row for _, row in read_rows(file)] if file.is_file() else []
+
+    @property
+    def unread_faults(self) -> int:
+        """The number of complete lines of faults.jsonl that cannot be read."""
+        file = self.path / FAULTS_FILE
+        return file.read_bytes().count(b"\n") - len(self.faults) if file.is_file() else 0
 
     @cached_property
     def store(self) -> CheckpointStore:

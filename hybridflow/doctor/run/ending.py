@@ -60,6 +60,8 @@ def _when(run: RunDirectory) -> str:
 
 def faults(run: RunDirectory) -> Iterator[Finding]:
     """The faults of workers: the last one with its role, rank and call, and what became of it."""
+    if run.unread_faults:
+        yield warning("ledger", f"{counted(run.unread_faults, 'line')} of {FAULTS_FILE} cannot be read")
     if not run.faults:
         return
     last, survived = run.faults[-1], sum("resumed_step" in fault for fault in run.faults)

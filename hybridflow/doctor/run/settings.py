@@ -6,6 +6,8 @@ from hybridflow.doctor.finding import Finding, ok, warning
 from hybridflow.doctor.run.directory import RunDirectory
 from hybridflow.elastic.recovery import CONFIG_FILE
 from hybridflow.errors import DataError
+from hybridflow.observability.formatting import counted
+from hybridflow.observability.log_lines import damaged_lines
 from hybridflow.observability.logs import LOG_FILE
 
 
@@ -29,6 +31,8 @@ def settings(run: RunDirectory) -> Iterator[Finding]:
 
 def command(run: RunDirectory) -> Iterator[Finding]:
     """The latest start."""
+    if damaged := damaged_lines(run.path / LOG_FILE):
+        yield warning("log", f"{counted(damaged, 'line')} of {LOG_FILE} cannot be read")
     start = run.start
     if start is None:
         yield warning("started", f"{LOG_FILE} does not say when and how the run was started")

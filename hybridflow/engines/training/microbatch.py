@@ -1,5 +1,6 @@
 """Microbatches as models read them: packed sequences, without padding."""
 
+import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -7,8 +8,9 @@ from torch import Tensor
 
 from hybridflow.algorithms.logprobs import packed_predicting_positions
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.iterate import ROWS_TOGETHER, microbatches
-from hybridflow.batch.ragged import interleaved, offsets_of
+from hybridflow.batch.iterate import ROWS_TOGETHER, SHORTEST_PREFIX, microbatches
+from hybridflow.batch.prefix_tree import prefix_tree
+from hybridflow.batch.ragged import interleaved
 from hybridflow.models.packing import Packing
 
 
@@ -17,9 +19,10 @@ class MicroBatch:
     """Packed rows of a batch, on a device.
 
     `input_ids` [N] are prompts and responses, each sequence without its last token, which predicts nothing; `packing`
-    has their lengths. A dummy sequence at the end may fill up N. `predicts` [M] are the positions in [N] whose outputs
-    predict the response tokens (`targets`), and `places` [M] the flat positions of these tokens in `shape` [B, R]. A
-    microbatch that does not count keeps ranks in step: its loss is multiplied by 0.
+    has their lengths. A prefix that rows share may be there once, and a dummy sequence at the end may fill up N.
+    `predicts` [M] are the positions in [N] whose outputs predict the response tokens (`targets`), and `places` [M] the
+    flat positions of these tokens in `shape` [B, R]. A microbatch that does not count keeps ranks in step: its loss is
+    multiplied by 0.
     """
 
     rows: Tensor
@@ -39,22 +42,31 @@ class MicroBatch:
 
 
 def make_microbatches(
-    batch: Batch, *, budget_tokens: int, device: torch.device, multiple_of: int = 1, at_least: int = 0
+    batch: Batch,
+    *,
+    budget_tokens: int,
+    device: torch.device,
+    multiple_of: int = 1,
+    at_least: int = 0,
+    shares_prefixes: bool = False,
 ) -> list[MicroBatch]:
     """The batch's rows as microbatches of at most `budget_tokens` tokens; a longer row is a microbatch of its own.
 
-    Rows that belong together according to the batch (the two of a pair) are in one microbatch, in order. A dummy
-    sequence fills each microbatch up to a multiple of `multiple_of` tokens. Microbatches of dummies, which do not
-    count, are appended until there are `at_least` as many.
+    Rows that belong together according to the batch (the two of a pair) are in one microbatch, in order. With
+    `shares_prefixes`, a prefix that rows of a microbatch have in common is there once, and rows with the same prefix
+    stay together where they fit. A dummy sequence fills each microbatch up to a multiple of `multiple_of` tokens.
+    Microbatches of dummies, which do not count, are appended until there are `at_least` as many.
     """
     batch.require(("prompt_ids", "response_ids"), stage="training engine")
     prompts, responses = batch.tokens("prompt_ids"), batch.tokens("response_ids")
-    lengths = prompts.lengths + responses.lengths - 1
+    sequences = interleaved(prompts, responses)
+    inputs = _without_last(sequences)
     together = batch.meta.get(ROWS_TOGETHER, 1)
     assert isinstance(together, int), f"{ROWS_TOGETHER}={together!r}"
+    shared = inputs if shares_prefixes else None
     micros = [
-        _micro(rows, prompts.select(rows), responses.select(rows), multiple_of, device)
-        for rows in microbatches(lengths, budget_tokens=budget_tokens, together=together)
+        _micro(rows, prompts.select(rows), responses.select(rows), multiple_of, device, shares_prefixes=shares_prefixes)
+        for rows in microbatches(inputs.lengths, budget_tokens=budget_tokens, together=together, sequences=shared)
     ]
     return micros + [_idle(multiple_of, device)] * (at_least - len(micros))
 
@@ -70,28 +82,44 @@ def columns_of(batch: Batch, micro: MicroBatch, device: torch.device) -> dict[st
     return columns
 
 
-def _micro(rows: Tensor, prompts: Ragged, responses: Ragged, multiple_of: int, device: torch.device) -> MicroBatch:
-    sequences = interleaved(prompts, responses)
-    lengths = sequences.lengths - 1
-    total = int(lengths.sum())
+def _micro(
+    rows: Tensor,
+    prompts: Ragged,
+    responses: Ragged,
+    multiple_of: int,
+    device: torch.device,
+    *,
+    shares_prefixes: bool = False,
+) -> MicroBatch:
+    inputs = _without_last(interleaved(prompts, responses))
+    tree = prefix_tree(inputs, at_least=SHORTEST_PREFIX if shares_prefixes else sys.maxsize)
+    total = len(tree.values)
     missing = -total % multiple_of if total else multiple_of  # models need at least one token
-    keep = torch.ones(len(sequences.values), dtype=torch.bool)
-    keep[sequences.offsets[1:] - 1] = False
-    ids = torch.cat([sequences.values[keep], sequences.values.new_zeros(missing)])
+    filler = [missing] if missing else []
     counts = responses.lengths
     within = torch.arange(len(responses.values)) - responses.offsets[:-1].repeat_interleave(counts)
     row = torch.arange(len(rows))
     width = max(1, int(counts.max()))  # losses take the maximum over a row
+    predicts = packed_predicting_positions(inputs.offsets[:-1], prompts.lengths, counts)
+    is_shared = any(parent >= 0 for parent in tree.parents)
     return MicroBatch(
         rows=rows,
-        input_ids=ids.to(device),
-        packing=Packing((*lengths.tolist(), *([missing] if missing else [])), device),
+        input_ids=torch.cat([tree.values, tree.values.new_zeros(missing)]).to(device),
+        packing=Packing(
+            (*tree.lengths, *filler), device, parents=(*tree.parents, *(-1 for _ in filler)) if is_shared else ()
+        ),
         targets=responses.values.to(device),
-        predicts=packed_predicting_positions(offsets_of(lengths)[:-1], prompts.lengths, counts).to(device),
+        predicts=tree.positions.values[predicts].to(device),
         places=(row.repeat_interleave(counts) * width + within).to(device),
         shape=(len(rows), width),
         lengths=counts,
     )
+
+
+def _without_last(sequences: Ragged) -> Ragged:
+    keep = torch.ones(len(sequences.values), dtype=torch.bool)
+    keep[sequences.offsets[1:] - 1] = False
+    return Ragged.from_lengths(sequences.values[keep], sequences.lengths - 1)
 
 
 def _idle(multiple_of: int, device: torch.device) -> MicroBatch:

@@ -85,6 +85,9 @@ class EngineShell(ABC, Generic[OptimizerT]):
         self.steps = 0
         self.made_optimizer: OptimizerT | None = None
         self.adapter: Adapter | None = None
+        self._is_packed = True
+        """Whether the model runs on packed sequences, not on padded ones."""
+
         self._setup = setup
         self._training = setup.training
         self._guards = StepGuards(setup.training.guards, setup.ranks)
@@ -221,6 +224,7 @@ class EngineShell(ABC, Generic[OptimizerT]):
             budget_tokens=self._training.microbatch_tokens,
             device=self.device,
             multiple_of=multiple_of,
+            shares_prefixes=self._training.share_prefixes and self._is_packed,
         )
         own = make(at_least=1)
         most = self._setup.ranks.maximum(len(own), "data") if in_step else len(own)

@@ -22,6 +22,7 @@ from hybridflow.models.adapters.lora import initialize
 from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
+from hybridflow.models.packed_attention import is_packed
 from hybridflow.models.shard_files import PlannedDirectory
 from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import WeightShard
@@ -42,6 +43,7 @@ class SingleEngine(EngineShell[MasterAdamW]):
         if self.adapter is not None:
             initialize(self._held_shards())
         self._outputs = prepared(setup, self.model)
+        self._is_packed = is_packed(setup.kind.backbone(self.model))
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.grad_dtype = torch.float32  # gradients of microbatches are summed without rounding

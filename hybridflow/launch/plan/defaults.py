@@ -231,10 +231,10 @@ def wants_old_logprobs(config: Experiment, functions: NamedFunctions) -> bool:
         return True
     read_before = (
         (algorithm.kl.placement is KLPlacement.reward and not kl_reads_rollout(config))
-        or algorithm.correction.is_active
+        or (algorithm.correction.is_active and algorithm.old_logprobs is not OldLogprobs.interpolate)
         or bool(estimator.parameters & {"old_logprobs", "sum_pi_squared"})
     )
-    if algorithm.old_logprobs is OldLogprobs.rollout:
+    if algorithm.old_logprobs.reads_rollout:
         return read_before
     several_steps = optimizer_steps_per_step(config, config.actor) > 1
     return read_before or several_steps or "old_logprobs" in loss.prepares_from
@@ -255,7 +255,7 @@ def kl_reads_rollout(config: Experiment) -> bool:
         and config.actor.lora.rank == 0
         and policy_model(config).dtype is Dtype.float32
     )
-    return same_model or config.algorithm.old_logprobs is OldLogprobs.rollout
+    return same_model or config.algorithm.old_logprobs.reads_rollout
 
 
 def device_in(wanted: Device, num_gpus: int | None) -> str:

@@ -20,7 +20,12 @@ def _dataflow_problems(plan: RunPlan) -> Iterator[Problem]:
         yield from rule(plan.config, plan.dataflow)
 
 
-STEP_RULES = (_dataflow_problems, asynchrony.asynchrony_problems, layouts.batch_problems)
+STEP_RULES = (
+    _dataflow_problems,
+    asynchrony.asynchrony_problems,
+    asynchrony.interpolation_problems,
+    layouts.batch_problems,
+)
 """Rules on the plan of the run that also apply when a step is only drawn."""
 
 PLAN_RULES = (

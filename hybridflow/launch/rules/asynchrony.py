@@ -4,13 +4,17 @@ import logging
 from collections.abc import Iterator
 
 from hybridflow.config.algorithm import CorrectionLevel, OldLogprobs
+from hybridflow.config.derived import pool_of
 from hybridflow.config.loop import BackendKind
 from hybridflow.dataflows.interface import is_in_halves, learns_from_samples
 from hybridflow.errors import ConfigError
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import is_colocated
+from hybridflow.launch.plan.roles import ROLLOUT, is_colocated
 
 logger = logging.getLogger(__name__)
+
+_LEAST_INTERPOLATED = 2
+"""Steps that generation must run ahead for old log-probabilities to be interpolated."""
 
 _SYNCHRONOUS = "use asynchrony.max_staleness=0"
 _UNBOUNDED = ("kl_cov",)
@@ -22,11 +26,33 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
 
     Logs where nothing overlaps.
     """
-    config, dataflow = plan.config, plan.dataflow
+    config = plan.config
     staleness = config.asynchrony.max_staleness
     if not staleness:
         return
     key = f"asynchrony.max_staleness={staleness}"
+    problems = list(staleness_problems(plan, key))
+    yield from problems
+    if problems:
+        return
+    if plan.backend is BackendKind.local:
+        logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
+    elif is_colocated(config):
+        logger.info(
+            "%s: the rollout is in the actor's processes, so generation does not overlap with training;"
+            " give it a pool of its own (placement.roles.rollout)", key,
+        )  # fmt: skip
+    elif waiting := _scorers_between_updates(plan):
+        logger.info(
+            "%s: %s shares a pool with a trained role and waits for generation, so generation does not overlap with"
+            " training; give it the rollout's pool (placement.roles.%s=%s)",
+            key, waiting[0], waiting[0], pool_of(config, ROLLOUT),
+        )  # fmt: skip
+
+
+def staleness_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:
+    """Why a run cannot learn from older samples; `key` is the setting that asks for it."""
+    config, dataflow = plan.config, plan.dataflow
     if not learns_from_samples(dataflow):
         yield ConfigError(
             f"{key}: dataflow={config.dataflow} does not learn from samples of a rollout, so nothing can be generated"
@@ -44,13 +70,60 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
         )
         return
     yield from _loss_problems(plan, key)
-    if plan.backend is BackendKind.local:
-        logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
-    elif is_colocated(config):
-        logger.info(
-            "%s: the rollout is in the actor's processes, so generation does not overlap with training;"
-            " give it a pool of its own (placement.roles.rollout)", key,
-        )  # fmt: skip
+
+
+def interpolation_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """`algorithm.old_logprobs=interpolate` where it changes nothing, or where something else needs the old ones."""
+    config, loss = plan.config, plan.functions.policy_loss
+    algorithm, asynchrony, key = config.algorithm, config.asynchrony, "algorithm.old_logprobs=interpolate"
+    if algorithm.old_logprobs is not OldLogprobs.interpolate or not learns_from_samples(plan.dataflow):
+        return
+    if asynchrony.depth < _LEAST_INTERPOLATED:
+        given = f"asynchrony.max_staleness={asynchrony.max_staleness} asynchrony.ahead={asynchrony.ahead}"
+        yield ConfigError(
+            f"{key} with {given}: samples are at most one version old, for which the interpolation gives the rollout's"
+            " log-probabilities.",
+            remedy="Use algorithm.old_logprobs=auto, or let generation run at least two steps ahead:"
+            " asynchrony.max_staleness=2 asynchrony.ahead=2.",
+            key="algorithm.old_logprobs",
+            among=["algorithm.old_logprobs", "asynchrony.max_staleness", "asynchrony.ahead"],
+        )
+    correction = algorithm.correction
+    if correction.weights is CorrectionLevel.none:
+        yield ConfigError(
+            f"{key} without importance weights: the ratio in the loss compares the policy with one between itself and"
+            " the rollout's, and nothing corrects for the rest of the difference.",
+            remedy="Add the weights of decoupled PPO: algorithm.correction.weights=token.",
+            key="algorithm.correction.weights",
+            among=["algorithm.old_logprobs", "algorithm.correction.weights"],
+        )
+    settings = {
+        "normalize": correction.normalize,
+        "reject": correction.reject is not CorrectionLevel.none,
+        "veto": correction.veto is not None,
+    }
+    for name in (name for name, is_set in settings.items() if is_set):
+        yield ConfigError(
+            f"{key} with algorithm.correction.{name}, which compares the rollout with the policy before the update: its"
+            " log-probabilities are not computed.",
+            remedy=f"Leave out algorithm.correction.{name}, or use algorithm.old_logprobs=auto.",
+            key=f"algorithm.correction.{name}",
+            among=["algorithm.old_logprobs", f"algorithm.correction.{name}"],
+        )
+    if loss is not None and "old_logprobs" in loss.prepares_from:
+        yield ConfigError(
+            f"{key} with algorithm.policy_loss={loss.name}, which chooses tokens by their log-probabilities before the"
+            " update: they are not computed.",
+            remedy="Use algorithm.policy_loss=ppo, or algorithm.old_logprobs=auto.",
+            key="algorithm.policy_loss",
+            among=["algorithm.old_logprobs", "algorithm.policy_loss"],
+        )
+
+
+def _scorers_between_updates(plan: RunPlan) -> list[str]:
+    """The roles that score samples in the pool of a trained role: a pool runs its calls in turn."""
+    trained = {role.pool for role in plan.roles if role.is_trained}
+    return [role.name for role in plan.roles if role.reward is not None and role.pool in trained]
 
 
 def _loss_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:

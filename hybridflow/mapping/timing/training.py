@@ -81,19 +81,24 @@ def _held_parameters(use: ModelUse, layout: TrainingLayout) -> float:
 def _microbatches(layout: TrainingLayout, workload: Workload, rows: float) -> tuple[float, float, float]:
     """Tokens and squared lengths of one microbatch of the slowest replica, and their number.
 
-    Rows are balanced over replicas by tokens, so the slowest has the mean or the longest row. At least as many
-    microbatches are needed as there are rows of which no two fit into one.
+    Rows are balanced over replicas by tokens, so the slowest has the mean or the longest row. A prompt counts once for
+    its rows that fit into one microbatch. At least as many microbatches are needed as there are rows of which no two
+    fit into one.
     """
     own = rows / layout.data
-    budget = np.maximum(layout.microbatch_tokens, 1.0)
+    budget, prompt = np.maximum(layout.microbatch_tokens, 1.0), workload.prompts.mean
+    sharing = np.minimum(workload.shared_by, np.minimum(own, (budget - prompt) / workload.responses.mean))
+    saved = prompt * (1 - 1 / np.maximum(1.0, sharing))  # per row
+    row_tokens = workload.row_tokens - saved
     longest = min(workload.longest_row, rows * workload.row_tokens)
-    tokens = np.maximum(own * workload.row_tokens, longest)
-    alone = own * workload.share_longer_than(budget / 2)
-    packed = tokens / np.maximum(budget, workload.row_tokens)
+    tokens = np.maximum(own * row_tokens, longest)
+    alone = own * workload.share_longer_than(budget / 2 + saved)
+    packed = tokens / np.maximum(budget, row_tokens)
     number = np.maximum(1, np.ceil(np.maximum(packed, alone)))
     whole = np.ceil(number / layout.pipeline) * layout.pipeline
     number = where(layout.virtual_pipeline > 1, whole, number)
-    return tokens / number, np.maximum(own * workload.squared_row_tokens, longest**2) / number, number
+    squared = own * (workload.squared_row_tokens - prompt * saved)
+    return tokens / number, np.maximum(squared, longest**2) / number, number
 
 
 def _pipelined(one: dict[str, float], layout: TrainingLayout, number: float) -> dict[str, float]:

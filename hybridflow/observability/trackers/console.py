@@ -1,5 +1,6 @@
 """The console tracker: progress line, evaluation lines and sample tables."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hybridflow.observability.samples import Sample, changed, followed, pairs, s
 from hybridflow.observability.tables import before_after_table, sample_table
 from hybridflow.observability.trackers.interface import TrackedRun, Tracker
 from hybridflow.observability.trackers.jsonl import METRICS_FILE, SAMPLES_FILE
+
+logger = logging.getLogger(__name__)
 
 _TABLE_ROWS = 6
 
@@ -23,9 +26,12 @@ class ConsoleTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         self._progress = run.progress
         self._before: Sequence[Sample] = []
+        self._before_step = 0
+        self._file, self._is_baseline_missing = run.run_dir / SAMPLES_FILE, False
         if run.resume_after is not None:
             run.progress.recall(row for _, row in read_rows(run.run_dir / METRICS_FILE, up_to=run.resume_after))
-            self._before = _first_eval_samples(run.run_dir / SAMPLES_FILE, run.resume_after)
+            self._before_step, self._before = _first_eval_samples(self._file, run.resume_after)
+            self._is_baseline_missing = not self._before and run.resume_after > 0
         run.progress.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -44,10 +50,18 @@ class ConsoleTracker(Tracker):
         compared = pairs(self._before, evaluated)
         if compared:
             better, worse = changed(compared)
-            title = f"eval samples  step {step}  {len(compared)} prompts: {better}, {worse}"
+            since = f"since step {self._before_step}"
+            title = f"eval samples  step {step}  {len(compared)} prompts: {better}, {worse} {since}"
             shown = pairs(followed(self._before, _TABLE_ROWS), evaluated)
             self._print(before_after_table(shown, console=console, title=title))
-        self._before = self._before or evaluated
+        if evaluated and not self._before:
+            self._before_step, self._before = step, evaluated
+            if self._is_baseline_missing:
+                logger.info(
+                    "%s lacks the samples of earlier evaluations: later ones are compared with step %d",
+                    self._file,
+                    step,
+                )
 
     def close(self) -> None:
         """Leaves the last progress line in place."""
@@ -57,8 +71,9 @@ class ConsoleTracker(Tracker):
         self._progress.console.print("", table, "", sep="\n")
 
 
-def _first_eval_samples(path: Path, resume_after: int) -> list[Sample]:
+def _first_eval_samples(path: Path, resume_after: int) -> tuple[int, list[Sample]]:
+    """The step and the samples of the first evaluation in a file."""
     rows = [(step, sample_of_row(row)) for step, row in read_rows(path, up_to=resume_after)]
     found = [(step, sample) for step, sample in rows if sample.split == "eval"]
     first_step = min((step for step, _ in found), default=0)
-    return [sample for step, sample in found if step == first_step]
+    return first_step, [sample for step, sample in found if step == first_step]

@@ -10,6 +10,7 @@ from hybridflow.algorithms.correction import (
     effective_sample_fraction,
     importance_ratio,
     importance_weights,
+    interpolated_logprobs,
     mean_weight,
     within,
     without_veto,
@@ -78,3 +79,20 @@ def test_an_unknown_level_is_not_another_one():
         importance_ratio(ones, ones, ones, level="tokens")
     with pytest.raises(AssertionError, match="unknown level 'tokens'"):
         mean_weight(ones, ones, level="tokens", reduce=lambda tensor: tensor)
+
+
+@given(shapes, seeds, masks)
+def test_interpolated_logprobs_match_the_oracle(shape, seed, kind):
+    now, rollout, mask = made(shape, seed, kind)
+    staleness = (normal(shape, seed + 3).abs() * 3).floor()
+    found = interpolated_logprobs(now, rollout, staleness)
+    ages = [[int(age) for age in row] for row in rows(staleness, mask)]
+    expected = oracle.interpolated(rows(now, mask), rows(rollout, mask), ages)
+    assert flat(rows(found, mask)) == pytest.approx(flat(expected), rel=1e-4, abs=1e-6)
+
+
+def test_interpolated_logprobs_are_the_rollouts_up_to_one_version_and_have_no_gradient():
+    now = torch.tensor([[-1.0, -1.0, -1.0, -1.0]], requires_grad=True)
+    found = interpolated_logprobs(now, torch.full((1, 4), -2.0), torch.tensor([[0.0, 1.0, 2.0, 4.0]]))
+    assert found.tolist() == [[-2.0, -2.0, -1.5, -1.25]]
+    assert not found.requires_grad

@@ -141,3 +141,26 @@ def test_a_run_file_is_drawn_as_its_command_would_run_it(tmp_path, capsys):
     assert drawn.startswith("grpo") and "ref_logprobs" in drawn
     assert main(["show", str(tmp_path / "run.yaml"), "algorithm.kl.placement=none"]) == 0
     assert "ref_logprobs" not in capsys.readouterr().out
+
+
+AHEAD = [
+    *("asynchrony.max_staleness=1", "trainer.devices=2", "placement.pools.train.devices=1"),
+    *("placement.pools.generate.devices=1", "placement.roles.rollout=generate"),
+]
+
+
+def test_what_runs_ahead_is_drawn_by_pool(capsys, page):
+    assert main(["show", "--dataflow", "grpo", *AHEAD, "placement.roles.reward=generate"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "rollout.generate and reward.score run 1 step ahead of the other calls. pool" in shown
+    assert "first, for step i + 1 then, for step i" in shown
+    assert "generate 1 rollout.generate 2 reward.score" in shown
+    root, _ = page("--dataflow", "grpo", *AHEAD, "placement.roles.reward=generate")
+    assert "rollout.generate and reward.score run 1 step ahead" in words(root)
+
+
+def test_a_pool_that_cannot_learn_while_it_collects_is_named(capsys):
+    assert main(["show", "--dataflow", "grpo", *AHEAD]) == 0
+    assert "pool train cannot learn while it collects" in " ".join(capsys.readouterr().out.split())
+    assert main(["show", "--dataflow", "grpo"]) == 0
+    assert "ahead" not in capsys.readouterr().out

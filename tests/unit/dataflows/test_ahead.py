@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridflow.config.algorithm import Algorithm, OldLogprobs
+from hybridflow.config.algorithm import Algorithm, Correction, CorrectionLevel, OldLogprobs
 from hybridflow.config.asynchrony import Asynchrony
 from hybridflow.config.faults import FaultPolicy, Faults
 from hybridflow.config.loop import Trainer
@@ -60,9 +60,12 @@ def logged(kind):
     return Logged
 
 
-def run_of(directory: Path, run_dir: Path, kind=GRPO, *, staleness=1, ahead=1, steps=STEPS, save_every=0) -> Run:
-    old = OldLogprobs.rollout if staleness else OldLogprobs.auto
-    algorithm = Algorithm(advantage=ALGORITHMS[kind], old_logprobs=old)
+def run_of(
+    directory: Path, run_dir: Path, kind=GRPO, *, staleness=1, ahead=1, steps=STEPS, save_every=0, old=None
+) -> Run:
+    old = old or (OldLogprobs.rollout if staleness else OldLogprobs.auto)
+    weights_of = CorrectionLevel.token if old is OldLogprobs.interpolate else CorrectionLevel.none
+    algorithm = Algorithm(advantage=ALGORITHMS[kind], old_logprobs=old, correction=Correction(weights=weights_of))
     run_dir.mkdir(exist_ok=True)
     costs = [function(run_dir, "long", "float(len(ids))")] if kind is SafeRLHF else []
     rewards = [function(run_dir, "odd", "float(ids[0] % 2)")]
@@ -152,6 +155,21 @@ def test_no_sample_is_older_than_allowed_and_each_prompt_is_trained_on_once(toy_
     assert last["async/groups/consumed"] == 4 * STEPS
     assert last["async/groups/done"] == last["async/groups/running"] == 0
     assert rows[0]["async/groups/done"] == 4 * min(depth, STEPS - 1)
+
+
+def test_old_logprobs_are_interpolated_once_samples_are_two_versions_old(toy_dir, tmp_path):
+    runs = {}
+    for old in (OldLogprobs.rollout, OldLogprobs.interpolate):
+        runs[old] = run_of(toy_dir(), tmp_path / old.name, staleness=2, ahead=2, old=old)
+        Loop(runs[old]).run()
+    by_rollout, interpolated = (
+        [row["actor/grad_norm"] for _, row in sorted(numbers(run).items()) if "actor/grad_norm" in row]
+        for run in runs.values()
+    )
+    assert interpolated[:2] == pytest.approx(by_rollout[:2], rel=1e-5)  # no sample is older than one version yet
+    assert interpolated[2] != pytest.approx(by_rollout[2], rel=1e-5)
+    means = [row["rollout_corr/rollout_is_mean"] for row in numbers(runs[OldLogprobs.interpolate]).values()]
+    assert means[:2] == pytest.approx([1.0, 1.0]) and means[2] != 1.0
 
 
 @pytest.mark.parametrize("kind", [GRPO, PPO, ReMax, SafeRLHF, DAPO])

@@ -175,6 +175,29 @@ def test_every_damaged_file_leaves_a_diagnosis(copy, name, damage):
     assert main(["doctor", str(copy), "--quick", "--json"]) in (0, 1)
 
 
+def test_lines_that_cannot_be_read_are_counted(copy):
+    assert not {"ledger", "log"} & examined(copy, is_quick=True).keys()
+    (copy / "faults.jsonl").write_bytes(b'{"step": 3, "role": "actor"}\nno row\n\xff\xfe\n{"step": 4}\n{"torn')
+    log = (copy / "run.log").read_bytes()
+    (copy / "run.log").write_bytes(
+        b"before the first record\n" + log + b"Traceback (most recent call last):\n\0\0\xff\n"
+    )
+    found = examined(copy, is_quick=True)
+    assert (found["ledger"].status, found["ledger"].found) == (Status.warning, "2 lines of faults.jsonl cannot be read")
+    assert found["faults"].found.startswith("2 faults")
+    assert (found["log"].status, found["log"].found) == (Status.warning, "2 lines of run.log cannot be read")
+    assert found["started"].status is Status.ok
+
+
+def test_aliases_in_the_settings_are_not_followed(copy):
+    levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    (copy / "config.yaml").write_text(f"a0: &a0 [x]\n{levels}dataflow: *a11\nmodel: {{path: *a11}}\n")
+    began = time.monotonic()
+    found = examined(copy, is_quick=True)["settings"]
+    assert found.status is Status.warning and "config.yaml is damaged: it has an alias in line 2" in found.found
+    assert time.monotonic() - began < SECONDS / 2
+
+
 def test_a_failed_run_is_told_with_its_remedy_and_the_place(tmp_path):
     logged(tmp_path, [{"step": 1}])
     place = "[role=actor rank=1 node=n method=update]"

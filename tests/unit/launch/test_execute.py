@@ -136,8 +136,13 @@ def test_a_finished_run_started_again_only_reports_and_says_if_no_ending_was_rec
     first = words.run("whole")
     before = rows(first)
     assert "raise it to continue" not in caplog.text
+    caplog.clear()
     again = words.run("whole")
-    assert "step_4 has all of trainer.total_steps=4: raise it to continue" in caplog.text
+    assert "all roles have started" not in caplog.text
+    assert (
+        "the run is complete" in caplog.text
+        and "step_4 has all of trainer.total_steps=4: raise it to continue" in caplog.text
+    )
     assert rows(again) == before
     assert again.outcome.checkpoint == first.outcome.checkpoint
     assert again.outcome.evaluation == first.outcome.evaluation

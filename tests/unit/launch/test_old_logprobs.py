@@ -61,6 +61,11 @@ def test_weights_compare_and_need_the_pass():
     assert planned("algorithm.correction.weights=token").wants_old_logprobs
 
 
+def test_an_interpolation_needs_no_pass_whatever_the_weights_and_the_optimizer_steps():
+    words = ["algorithm.old_logprobs=interpolate", "algorithm.correction.weights=token", "actor.epochs=2"]
+    assert not has_the_pass(planned(*words, "asynchrony.max_staleness=2", "asynchrony.ahead=2"))
+
+
 def test_an_estimator_of_the_users_own_gets_what_it_names(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(

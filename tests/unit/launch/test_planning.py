@@ -16,6 +16,7 @@ from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.planning import plan_on, request_on, run_file
 from hybridflow.launch.prepare import checked_plan
+from hybridflow.mapping.changes import faster
 from hybridflow.mapping.clusters import cluster_of
 from hybridflow.mapping.costs import StepCosts
 from hybridflow.models.geometry import parameter_count
@@ -200,3 +201,34 @@ def test_pools_of_reward_functions_may_be_larger_than_a_batch():
     (mesh,) = (role.mesh for role in plan.roles if role.name == "reward")
     assert mesh.sizes == {"data": 2, "tensor": 2}
     assert plan_on(compose_run(["algorithm=grpo", *MODEL, *words], config_name="ppo"), "1xH200")[1].plans
+
+
+LONG = ["model.path=Qwen3-30B-A3B", "data.train_files=[data.jsonl]", "data.batch_size=512"]
+LONG += ["data.max_response_tokens=8192", "algorithm=grpo"]
+
+
+def test_a_plan_of_an_asynchronous_run_lets_generation_and_learning_overlap():
+    plan, found = plan_on(compose_run([*LONG, "asynchrony.max_staleness=1"], config_name="ppo"), "4x8xH100")
+    best, colocated = found.plans[0], found.best_of_kind["colocated"]
+    assert found.request.lag == 1 and not found.request.may_run_ahead
+    assert [each.name for each in found.request.operations if each.is_ahead] == ["rollout.generate", "reward.score"]
+    assert {roles for roles, _ in best.pools.values()} == {("rollout",), ("actor",)}
+    each_seconds = (seconds.total for seconds in best.operation_seconds())
+    times = dict(zip((each.name for each in best.request.operations), each_seconds, strict=True))
+    learning = sum(own for name, own in times.items() if name.startswith("actor."))
+    longer = max(times["rollout.generate"] + times["actor.publish_weights"], learning)
+    assert best.seconds == pytest.approx(longer) and best.seconds < sum(times.values())
+    saved = yaml.safe_load(run_file(plan, best))
+    assert saved["placement.roles.reward"] == saved["placement.roles.rollout"] != saved["placement.roles.actor"]
+    synchronous = plan_on(compose_run(LONG, config_name="ppo"), "4x8xH100")[1]
+    assert colocated.seconds == pytest.approx(synchronous.best_of_kind["colocated"].seconds)  # nothing overlaps
+
+
+def test_generating_ahead_is_a_change_where_the_run_can_learn_from_older_samples():
+    words = "asynchrony.max_staleness=1 (the rollout generates one step ahead, with older weights)"
+    _, found = plan_on(compose_run(LONG, config_name="ppo"), "4x8xH100")
+    change = next(each for each in faster(found.plans[0]) if each.words == words)
+    _, ahead = plan_on(compose_run([*LONG, "asynchrony.max_staleness=1"], config_name="ppo"), "4x8xH100")
+    assert change.step.seconds == ahead.plans[0].seconds
+    _, request = request_on(compose_run([*LONG, "algorithm.policy_loss=gpg"], config_name="ppo"), cluster_of("8xH100"))
+    assert not request.may_run_ahead

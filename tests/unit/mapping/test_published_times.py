@@ -4,7 +4,7 @@ import statistics
 
 import pytest
 
-from benchmarks import planning_cells
+from benchmarks import planning_cells, planning_others
 from benchmarks.planning_fit import fitted
 from benchmarks.planning_report import rank_correlation
 from benchmarks.planning_times import CLOSE, FAR, ORDER, all_cases, sections, step_blocks
@@ -15,7 +15,8 @@ KNOWN_MISS = "64 to 128 devices of rows 41 and 42 save less than 10 %"
 FEW_CELLS = "the published placement in at least 8 of 9 cells"
 """7 of them; `paper_figures.yaml` explains the others."""
 
-CRITERIA = [each for section in [*sections(), *planning_cells.sections()] for each in section.criteria]
+SECTIONS = [*sections(), *planning_cells.sections(), *planning_others.sections()]
+CRITERIA = [each for section in SECTIONS for each in section.criteria]
 
 
 @pytest.mark.parametrize("criterion", CRITERIA, ids=lambda criterion: criterion.name)

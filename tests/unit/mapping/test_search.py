@@ -1,6 +1,7 @@
 """The search against all plans, one by one."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from math import inf
 from random import Random
 
@@ -12,6 +13,7 @@ from hybridflow.config.placement import PlacementKind
 from hybridflow.mapping import allocations
 from hybridflow.mapping.operations import Operation, OperationKind, Option
 from hybridflow.mapping.partitions import Restrictions
+from hybridflow.mapping.schedule import Chain, chains
 from hybridflow.mapping.search import Plan, Problem, search
 from hybridflow.mapping.tables import MemoryLimit
 from tests.oracles import placement as oracle
@@ -41,17 +43,19 @@ def random_restrictions(random: Random, roles: Sequence[str], num_devices: int) 
 
 
 def random_problem(seed: int, *, num_roles: int, num_devices: int, most_options: int, is_restricted: bool) -> Problem:
-    """Small whole numbers, so that sums are exact, also divided by `lag` + 1, and ties are common."""
+    """Small multiples of 60, so that ties are common, and sums exact, also divided by a few steps."""
     random = Random(seed)
     roles = ROLES[:num_roles]
     has_functions = random.random() < 0.3
     called = [*roles, *random.choices([*roles, *["functions"] * has_functions], k=random.randint(0, 4))]
     random.shuffle(called)
     chance = random.choice([0.0, 0.3, 0.7])
-    operations = [
-        Operation(f"{role}.{at}", role, OperationKind.forward, tuple(k for k in range(at) if random.random() < chance))
-        for at, role in enumerate(called)
-    ]
+    operations: list[Operation] = []
+    for at, role in enumerate(called):
+        needs = tuple(k for k in range(at) if random.random() < chance)
+        is_ahead = all(operations[k].is_ahead for k in needs) and random.random() < 0.5
+        kind = OperationKind.forward if is_ahead else random.choice([OperationKind.forward, OperationKind.update])
+        operations.append(Operation(f"{role}.{at}", role, kind, needs, is_ahead=is_ahead))
     joint = (
         [tuple(random.sample(roles, random.randint(2, num_roles)))] if num_roles > 1 and random.random() < 0.6 else []
     )
@@ -67,7 +71,7 @@ def random_problem(seed: int, *, num_roles: int, num_devices: int, most_options:
             rows[unit, size] = [
                 Option(
                     None,
-                    tuple(float(random.randint(0, 12 + 24 // size)) for _ in range(calls)),
+                    tuple(60.0 * random.randint(0, 12 + 24 // size) for _ in range(calls)),
                     float(random.randint(0, 5 + 8 // size)),
                     float(random.randint(0, 6)),
                     float(random.choice([0, 0, 1, 2, 4])),
@@ -80,7 +84,7 @@ def random_problem(seed: int, *, num_roles: int, num_devices: int, most_options:
         num_devices=num_devices,
         memory=MemoryLimit(float(memory), random.choice([0.0, 3.0, 6.0, inf])),
         joint=joint,
-        fixed_seconds={"functions": [float(random.randint(0, 9)) for _ in range(called.count("functions"))]},
+        fixed_seconds={"functions": [60.0 * random.randint(0, 9) for _ in range(called.count("functions"))]},
         lag=random.choice([0, 0, 1, 3]),
         restrictions=random_restrictions(random, roles, num_devices) if is_restricted else Restrictions(),
     )
@@ -124,8 +128,22 @@ def true_scores(problem: Problem) -> dict[oracle.Placement, oracle.Score]:
         problem.fixed_seconds,
         problem.num_devices,
         problem.memory,
-        problem.lag,
+        partial(length_of_step, problem),
     )
+
+
+def length_of_step(problem: Problem, seconds: Sequence[float], pool_of: Mapping[str, int]) -> float:
+    """By running the operations; for a dataflow that runs ahead, by `schedule`, which `test_schedule.py` compares with
+    simulated steps."""
+    if problem.lag:
+        known = chains_of(tuple(problem.operations), tuple(sorted(pool_of.items())), problem.lag)
+        return max((chain.factor * sum(seconds[at] for at in sorted(chain.members)) for chain in known), default=0.0)
+    return oracle.makespan([(each.role, each.needs) for each in problem.operations], seconds, pool_of)
+
+
+@cache
+def chains_of(operations: tuple[Operation, ...], pools: tuple[tuple[str, int], ...], lag: int) -> Sequence[Chain]:
+    return chains(operations, dict(pools), lag=lag)
 
 
 def placement_of(plan: Plan) -> oracle.Placement:
@@ -149,8 +167,7 @@ def score_of(plan: Plan, problem: Problem) -> oracle.Score:
     assert taken_devices + plan.idle_devices == problem.num_devices
     in_order = [seconds[unit_of.get(each.role, each.role)].pop(0) for each in problem.operations]
     pool_of = {role: number for number, pool in enumerate(plan.pools) for role in pool.roles}
-    step = [(operation.role, operation.needs) for operation in problem.operations]
-    length = oracle.period(step, in_order, pool_of, problem.lag)
+    length = length_of_step(problem, in_order, pool_of)
     assert plan.schedule.seconds == length
     return length, plan.idle_devices, sum(in_order)
 

@@ -103,6 +103,23 @@ def test_data_parallelism_divides_the_computation_of_balanced_rows():
         assert many.parts["optimizer"] == pytest.approx(one.parts["optimizer"])
 
 
+def test_a_prompt_counts_once_for_the_samples_that_fit_into_a_microbatch():
+    apart = Workload(256, Lengths.constant(1024), Lengths.constant(128), optimizer_steps=1)
+    shared = replace(apart, shared_by=8)
+
+    def operations_of(workload: Workload, microbatch_tokens: int) -> float:
+        layout = replace(MEGATRON, microbatch_tokens=microbatch_tokens)
+        return forward_seconds(DENSE, layout, workload, CLUSTER).parts["matrix"] * 1e15
+
+    eight, two = (
+        256 / samples * forward_flops(DENSE, 1024 + samples * 128, 1024**2 + samples * (1152**2 - 1024**2))
+        for samples in (8, 2)
+    )
+    assert operations_of(apart, 8192) == pytest.approx(256 * forward_flops(DENSE, 1152, 1152**2))
+    assert operations_of(shared, 8192) == pytest.approx(eight)
+    assert operations_of(shared, 1024 + 2 * 128) == pytest.approx(two)
+
+
 def test_every_way_to_divide_a_model_keeps_its_floating_point_operations():
     workload = Workload(256, Lengths.constant(512), Lengths.constant(512), optimizer_steps=1)
     expected = 256 * forward_flops(DENSE, 1024, 1024**2) / 1e15

@@ -173,7 +173,7 @@ def test_the_console_shows_evaluation_prompts_before_and_now(tmp_path):
     tracker.close()
     text = run.progress.console.file.getvalue()
     right = "correct: a score of 0.5 or more"
-    assert f"eval samples  step 1  3 prompts: 1 became correct, 0 became wrong\n{right}\n" in text
+    assert f"eval samples  step 1  3 prompts: 1 became correct, 0 became wrong since step 0\n{right}\n" in text
     assert f"\nsamples  step 1\n{right}\n" in text
     assert "step  1/10" in text
     assert "step  0/10" not in text
@@ -190,7 +190,17 @@ def test_a_resumed_console_compares_with_the_first_evaluation_of_the_earlier_pro
         trackers.log_samples(6, _eval_samples(1.0, 1.0))
     text = run.progress.console.file.getvalue()
     assert "exact match 0.750 (was 0.250)" in text
-    assert "2 became correct" in text
+    assert "2 became correct, 0 became wrong since step 0\n" in text
+
+
+def test_a_console_resumed_in_another_directory_says_that_the_first_evaluation_is_missing(tmp_path, caplog):
+    run = _run(tmp_path, resume_after=5)
+    with caplog.at_level(logging.INFO), closing(make_trackers(["jsonl", "console"], run)) as trackers:
+        trackers.log_samples(6, _eval_samples(0.0, 1.0))
+        trackers.log_samples(7, _eval_samples(1.0, 1.0))
+    text = run.progress.console.file.getvalue()
+    assert "1 became correct, 0 became wrong since step 6\n" in text
+    assert "lacks the samples of earlier evaluations: later ones are compared with step 6" in caplog.text
 
 
 @pytest.mark.parametrize("error", [ConnectionError("no route"), OSError(errno.EIO, "input/output error")])

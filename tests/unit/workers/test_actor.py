@@ -1,11 +1,14 @@
 """The actor: samples and updates of one set of weights, in the right order."""
 
 import logging
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.versions import token_versions
 from hybridflow.config.algorithm import KL, Algorithm, Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.rollout import Rollout, Sampling
 from hybridflow.config.training import Optimizer
@@ -14,7 +17,7 @@ from hybridflow.errors import BatchError, ConfigError, EngineError, StaleWeights
 from hybridflow.workers.actor import ActorWorker
 from tests.toys import numbers_like, sequences
 from tests.unit.engines.training.engines import largest_difference, weights
-from tests.unit.workers.roles import SAMPLES, actor, prompts, sampled
+from tests.unit.workers.roles import GRPO, SAMPLES, actor, prompts, sampled
 
 RESTRICTED = [Sampling(top_p=0.9), Sampling(top_k=5)]
 
@@ -326,3 +329,23 @@ def test_a_batch_without_tokens_of_the_trained_version_does_not_pass_for_the_com
     worker.publish_weights(0)
     with pytest.raises(StaleWeightsError, match="disagree"):
         worker.update(moved(sampled(worker), 0.05))
+
+
+def test_the_age_of_each_token_decides_what_the_policy_is_compared_with(toy_dir):
+    """Tokens of the weights of two versions before, and tokens of the trained ones, which have no mismatch."""
+    correction = Correction(weights=CorrectionLevel.token, upper=10.0)
+    still = {"optimizer": Optimizer(learning_rate=0.0)}
+    algorithm = replace(GRPO, old_logprobs=OldLogprobs.interpolate, correction=correction)
+    worker = actor(toy_dir(), algorithm=algorithm, **still)
+    batch = stale(sampled(worker), 2)
+    runs = batch.tokens("version_runs")
+    older = torch.where(runs.values == torch.tensor([-1, 0]), torch.tensor([-2, 0]), runs.values)
+    batch = batch.with_columns(tokens={"version_runs": runs.like(older)})
+    found = worker.update(batch.only([name for name in batch.columns if name != "old_logprobs"]))
+    # half of a difference of 0.5 is corrected by the weights, the other half by the ratio
+    assert found["actor/ratio_max"].value == pytest.approx(math.exp(0.25), rel=1e-3)
+    versions = token_versions(batch.tokens("version_runs"), batch.tokens("response_ids").lengths).values
+    share = float((versions == -2).float().mean())
+    expected = share * math.exp(0.25) + 1 - share
+    assert found["rollout_corr/rollout_is_mean"].value == pytest.approx(expected, rel=1e-3)
+    assert found["training/rollout_logprobs_diff_max"].value < 1e-3

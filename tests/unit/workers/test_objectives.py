@@ -8,13 +8,14 @@ from torch import Tensor
 
 from hybridflow.algorithms.catalogue import POLICY_LOSSES
 from hybridflow.batch import Batch, Ragged
-from hybridflow.config.algorithm import KL, Algorithm, KLPlacement, OldLogprobs
+from hybridflow.config.algorithm import KL, Algorithm, Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.choices import AGGREGATIONS
 from hybridflow.engines.training.interface import Loss, LossFn
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import merge, plain
 from hybridflow.workers.named_functions import policy_loss
 from hybridflow.workers.objectives import (
+    STALENESS,
     Denominators,
     policy_objective,
     prepared,
@@ -22,6 +23,7 @@ from hybridflow.workers.objectives import (
     supervised_objective,
     value_objective,
 )
+from tests.oracles import correction as correction_oracle
 from tests.oracles import objectives as oracle
 from tests.unit.algorithms.examples import itself
 from tests.unit.algorithms.fake_ranks import on_ranks
@@ -209,8 +211,9 @@ def test_what_is_prepared_does_not_depend_on_the_ranks(name):
 def test_the_rollout_is_watched_where_it_is_asked():
     columns, sizes = made(), denominators(made())
     gaps = []
+    columns[STALENESS] = torch.full((ROWS, WIDTH), 2.0)
     for old in OldLogprobs:
-        algorithm = Algorithm(old_logprobs=old)
+        algorithm = Algorithm(old_logprobs=old, correction=Correction(weights=CorrectionLevel.token))
         quiet = policy_objective(algorithm, sizes, norm_tokens=NORM, compares_rollout=False)
         assert not [name for name in whole(quiet, columns).metrics if name.startswith("training/rollout")]
         found_metrics = whole(policy_objective(algorithm, sizes, norm_tokens=NORM), columns).metrics
@@ -219,7 +222,7 @@ def test_the_rollout_is_watched_where_it_is_asked():
     of_old, of_now = (
         float((columns[name] - columns["rollout_logprobs"])[kept].abs().max()) for name in ("old_logprobs", "logprobs")
     )
-    assert gaps == pytest.approx([of_old, of_old, of_now])
+    assert gaps == pytest.approx([of_old, of_old, of_now, of_now])
 
 
 def test_metrics_of_parts_merge_to_those_of_the_whole():
@@ -289,3 +292,45 @@ def test_denominators_count_tokens_and_all_sequences():
     batch = Batch.of(tokens={"response_mask": Ragged.from_rows(list(columns["response_mask"]), torch.float32)})
     programs = [lambda reduce, part=part: Denominators.of(part, reduce) for part in batch.split([1, 2, 3])]
     assert on_ranks(programs) == [found] * 3
+
+
+@pytest.mark.parametrize("level", [CorrectionLevel.token, CorrectionLevel.sequence, CorrectionLevel.geometric])
+def test_interpolated_old_logprobs_give_the_loss_and_the_gradient_of_decoupled_ppo(level):
+    """The same as with the proximal policy and the weights of the oracles as columns."""
+    columns = made()
+    columns["rollout_logprobs"] = columns["logprobs"] + 5 * (columns["rollout_logprobs"] - columns["logprobs"])
+    columns[STALENESS] = torch.arange(WIDTH).remainder(4).float().expand(ROWS, WIDTH)
+    correction = Correction(weights=level, upper=1.05)
+    algorithm = Algorithm(old_logprobs=OldLogprobs.interpolate, correction=correction)
+    mask = columns["response_mask"].bool()
+
+    def rows(name: str) -> list[list[float]]:
+        return [row[kept].tolist() for row, kept in zip(columns[name].double(), mask, strict=True)]
+
+    def filled(values: list[list[float]]) -> Tensor:
+        full = torch.zeros(ROWS, WIDTH)
+        full[mask] = torch.tensor([number for row in values for number in row])
+        return full
+
+    ages = [[int(age) for age in row] for row in rows(STALENESS)]
+    proximal = correction_oracle.interpolated(rows("logprobs"), rows("rollout_logprobs"), ages)
+    ratios = correction_oracle.ratios(proximal, rows("rollout_logprobs"), level.value)
+    given = {
+        **{name: column for name, column in columns.items() if name != STALENESS},
+        "old_logprobs": filled(proximal),
+        "correction_weights": filled(correction_oracle.weights(ratios, correction.upper, None)),
+    }
+    expected = policy_objective(Algorithm(correction=correction), denominators(columns), norm_tokens=NORM)
+    found = policy_objective(algorithm, denominators(columns), norm_tokens=NORM)
+    losses, gradients = [], []
+    for loss_fn, offered in ((found, columns), (expected, given)):
+        logprobs = columns["logprobs"].clone().requires_grad_()
+        loss = whole(loss_fn, {**offered, "logprobs": logprobs})
+        loss.value.backward()
+        losses.append(float(loss.value.detach()))
+        gradients.append(logprobs.grad)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-6)  # of numbers around 0.05, in float32
+    assert gradients[0].abs().max() > 1e-3
+    parts = in_parts(found, columns, [1, 3, 2])
+    assert sum(float(part.value) for part in parts) == pytest.approx(losses[0], rel=1e-5)

@@ -186,7 +186,16 @@ def test_the_rollouts_alone_need_no_others():
     assert metrics == {}
 
 
-@pytest.mark.parametrize("old", OldLogprobs)
+def test_an_interpolation_leaves_old_logprobs_and_weights_to_the_loss():
+    batch = made()
+    found, metrics = corrected(batch, Correction(weights=LEVEL.token), old_logprobs=OldLogprobs.interpolate)
+    assert set(batch.columns) - set(found.columns) == {"old_logprobs"} and not metrics
+    with pytest.raises(BatchError, match=r"old_logprobs=interpolate.*rollout_logprobs"):
+        given = batch.only([name for name in batch.columns if name != "rollout_logprobs"])
+        corrected(given, Correction(weights=LEVEL.token), old_logprobs=OldLogprobs.interpolate)
+
+
+@pytest.mark.parametrize("old", [OldLogprobs.auto, OldLogprobs.recompute, OldLogprobs.rollout])
 @pytest.mark.parametrize("settings", [{"weights": LEVEL.token}, {"veto": 0.1}], ids=str)
 def test_what_compares_needs_old_logprobs_and_says_so(settings, old):
     batch = made()

@@ -342,7 +342,8 @@ def _in_sessions_of_their_own() -> Iterator[None]:
     """Starts Ray's processes outside this process's group, which terminals and batch systems signal as a whole.
 
     This process can then finish its step and save while Ray still runs. If this process dies, the kernel kills the GCS
-    and the raylet (Ray requests this); workers end within seconds, and Ray's two agents after about a minute.
+    and the raylet (Ray requests this); workers end within seconds. Ray's two agents would try for another minute to
+    report this to the GCS; `observability/witness.py` and `launch/supervised.py` end them.
     """
     _Connection.is_starting_ray = True
     try:

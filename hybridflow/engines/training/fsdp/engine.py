@@ -37,6 +37,7 @@ from hybridflow.engines.training.state_files import ShardsOf, SteppedTensor
 from hybridflow.models.adapters.lora import initialize, is_adapter_weight
 from hybridflow.models.adapters.merging import merged_shards
 from hybridflow.models.heads import ValueModel
+from hybridflow.models.packed_attention import is_packed
 from hybridflow.models.shard_files import read_into
 from hybridflow.observability.metrics import Metrics
 from hybridflow.parallel.layout import WeightShard
@@ -56,6 +57,7 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         self.model = setup.skeleton()
         self.adapter = setup.add_adapter(self.model)
         self._outputs = self._parallelized(self.model)
+        self._is_packed = is_packed(setup.kind.backbone(self.model))
         self._parameters = shard_model(self._outputs, self.model, self._shards)
         for parameter in self._parameters:
             parameter.place(torch.zeros(parameter.padded_numel, dtype=parameter.shard.dtype, device=self.device))

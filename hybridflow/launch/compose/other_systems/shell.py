@@ -87,6 +87,9 @@ class _Script:
         self._joins = False
         """Whether the next command is joined to the last by an operator."""
 
+        self._assigned_at: list[int] = []
+        """Where the assignments of the command begin."""
+
         self._here: list[tuple[str, list[str]]] = []
         """Here-documents whose text begins on the next line: the word that ends it, and the command."""
 
@@ -100,9 +103,9 @@ class _Script:
                 self._forget(*names_set(self._balanced("(", ")", depth=2)))
             elif character in "\n;&|()":
                 self._at += 1
-                yield from self._ended(words)
+                yield from self._ended_by(character, words)
                 self._join(character, is_first=is_first)
-                words = []
+                words, self._assigned_at = [], []
                 if character == "\n":
                     self._read_documents()
             elif character in " \t":
@@ -112,9 +115,18 @@ class _Script:
             elif character in "<>":
                 self._redirect(words)
             else:
-                self._joins = False
-                words += self._words()
+                self._joins, start = False, self._at
+                found = self._words()
+                self._assigned_at += [start] * sum(_ASSIGNED.fullmatch(word) is not None for word in found)
+                words += found
         yield from self._ended(words)
+
+    def _ended_by(self, operator_text: str, words: list[str]) -> Iterator[list[str]]:
+        """A command before an operator, which may make it a process of its own: `N=9 &`, `N=9 | cat`."""
+        before, is_single = dict(self._values), not self._text.startswith((operator_text, ">"), self._at)
+        yield from self._ended(words)
+        if operator_text in "&|" and is_single and not any(word in _KEYWORDS for word in words):
+            self._values = before
 
     def _join(self, operator_text: str, *, is_first: bool) -> None:
         """Begins and ends blocks whose assignments hold only in them, or only if the shell executes them."""
@@ -149,8 +161,8 @@ class _Script:
             self._forget(*changed)
         return True
 
-    def _is_conditional(self) -> bool:
-        """Whether only a running shell knows if this part of the script is executed."""
+    @property
+    def _is_conditional(self) -> bool:  # only a running shell knows if this part of the script is executed
         return any(sign == "if" for sign, _ in self._blocks)
 
     def _forget(self, *names: str) -> None:
@@ -167,13 +179,14 @@ class _Script:
                 if word != "case" and words:
                     self._values[words[0]] = f"${words[0]}"
                 return
-        if words and words[0] in _DECLARE:
+        if is_declared := bool(words) and words[0] in _DECLARE:
             words = [word for word in words if _ASSIGNED.fullmatch(word)]
         assigned = list(takewhile(_ASSIGNED.fullmatch, words))
         words = words[len(assigned) :]
         if not words:  # those before a command are for the command alone
-            for word in assigned:
-                self._assign(word)
+            sees_others = not is_declared and len(assigned) == len(self._assigned_at)
+            for number, word in enumerate(assigned):
+                self._assign(self._read_again(number) if number and sees_others else word)
             return
         self._note_set(words)
         yield words
@@ -198,10 +211,16 @@ class _Script:
         elif words[0] in _SETTERS or (words[0] == "printf" and words[1:2] == ["-v"]):
             self._forget(*_NAME.findall(" ".join(named)))
 
+    def _read_again(self, number: int) -> str:
+        """An assignment of the command, with the values of the variables that those before it have set."""
+        here, self._at = self._at, self._assigned_at[number]
+        word, self._at = "".join(self._words()), here
+        return word
+
     def _assign(self, word: str) -> None:
         name, more, value = _ASSIGNED.fullmatch(word).groups()  # pyright: ignore[reportOptionalMemberAccess]
         before = self._values.get(name, "")
-        self._values[name] = f"${name}" if self._is_conditional() else f"{before}{value}" if more else value
+        self._values[name] = f"${name}" if self._is_conditional else f"{before}{value}" if more else value
 
     def _words(self) -> list[str]:
         """The words up to a space or an operator; an array is assigned."""
@@ -322,12 +341,9 @@ class _Script:
                 self._at += 1
             else:
                 elements += self._words()
-        self._at += 1
-        before = self._values.get(name, []) if is_added else []
+        self._at, before = self._at + 1, self._values.get(name, []) if is_added else []
         known = before if isinstance(before, list) else [before]
-        if self._is_conditional() and elements:
-            elements = [f"${{{name}[@]}}"]
-        self._values[name] = [*known, *elements]
+        self._values[name] = [*known, *([f"${{{name}[@]}}"] if self._is_conditional and elements else elements)]
 
     def _redirect(self, words: list[str]) -> None:
         """Skips `2>&1`, `> file` and `< file`; notes `<<EOF`."""

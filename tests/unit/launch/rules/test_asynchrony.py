@@ -4,7 +4,7 @@ import pytest
 
 from hybridflow.config.algorithm import OldLogprobs
 from hybridflow.errors import ConfigError
-from hybridflow.launch.rules.asynchrony import asynchrony_problems
+from hybridflow.launch.rules.asynchrony import asynchrony_problems, interpolation_problems
 from hybridflow.launch.rules.unused_settings import unused_settings
 from tests.unit.launch.plans import judged, planned
 
@@ -76,6 +76,36 @@ def test_old_logprobs_are_the_rollouts_unless_the_loss_is_weighted():
         assert wants is None or plan.wants_old_logprobs is wants
 
 
+INTERPOLATE = ["algorithm=grpo", "algorithm.old_logprobs=interpolate"]
+AHEAD = ["asynchrony.max_staleness=2", "asynchrony.ahead=2"]
+WEIGHTS = "algorithm.correction.weights=token"
+
+
+def test_an_interpolation_of_samples_that_are_two_versions_old_is_accepted():
+    plan = planned(*INTERPOLATE, *AHEAD, WEIGHTS)
+    assert not judged(plan, interpolation_problems) and not judged(plan, asynchrony_problems)
+    assert plan.config.algorithm.old_logprobs is OldLogprobs.interpolate
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "remedy"),
+    [
+        ([WEIGHTS], "max_staleness=0 asynchrony.ahead=1: samples are at most one version old", "asynchrony.ahead=2"),
+        ([WEIGHTS, "asynchrony.max_staleness=3"], "gives the rollout's log-probabilities", "old_logprobs=auto"),
+        (AHEAD, "without importance weights", "algorithm.correction.weights=token"),
+        ([*AHEAD, WEIGHTS, "algorithm.correction.normalize=true"], "correction.normalize", "correction.normalize"),
+        ([*AHEAD, WEIGHTS, "algorithm.correction.reject=token"], "correction.reject", "correction.reject"),
+        ([*AHEAD, WEIGHTS, "algorithm.correction.veto=1e-4"], "correction.veto", "Leave out"),
+        ([*AHEAD, WEIGHTS, "algorithm.policy_loss=clip_cov"], "policy_loss=clip_cov, which chooses", "policy_loss=ppo"),
+    ],
+)
+def test_an_interpolation_without_what_it_needs_is_refused(words, message, remedy):
+    with pytest.raises(ConfigError) as caught:
+        judged(planned(*INTERPOLATE, *words), interpolation_problems)
+    assert message in caught.value.message
+    assert remedy in caught.value.remedy
+
+
 def test_a_run_says_where_nothing_overlaps(caplog):
     caplog.set_level("INFO")
     judged(planned("algorithm=grpo", STALE), asynchrony_problems)
@@ -85,6 +115,11 @@ def test_a_run_says_where_nothing_overlaps(caplog):
     assert "the rollout is in the actor's processes" in caplog.text
     caplog.clear()
     pools = "placement={pools: {a: {devices: 1}, b: {devices: 1}}, roles: {rollout: b}}"
+    judged(planned("algorithm=grpo", STALE, "trainer.devices=2", pools), asynchrony_problems)
+    assert "reward shares a pool with a trained role" in caplog.text
+    assert "placement.roles.reward=b" in caplog.text
+    caplog.clear()
+    pools = pools.replace("rollout: b", "rollout: b, reward: b")
     judged(planned("algorithm=grpo", STALE, "trainer.devices=2", pools), asynchrony_problems)
     assert "overlap" not in caplog.text
 

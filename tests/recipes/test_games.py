@@ -15,10 +15,9 @@ from tests.oracles.environments import kuhn_exploitability as oracle
 
 MODEL = builtin_path("builtin:games")
 LAKE = ["SFFF", "FHFH", "FFFH", "HFFG"]
-TASKS = ("guess_number", "calculator_tool", "frozen_lake", "kuhn_poker")
+TASKS = ("guess_number", "frozen_lake", "kuhn_poker")
 OPTIMA = {
     "guess_number": best_guessing(15, 6, 0.1),
-    "calculator_tool": 1.0,
     "frozen_lake": lake_values(LAKE, 0.0, 16)[16][0, 0][0],
 }
 

@@ -6,8 +6,8 @@ Minutes:   6.
 Command:   python recipes/tiny_games.py OUT [key=value ...]    (then OUT/model and OUT/*.jsonl)
 Expect:    the files below hybridflow/assets/games; replies in the right form, and bad play.
 
-The model imitates weak players: they walk in any direction, pass or bet by chance, and forget all answers to their
-guesses but the last one. The player with the calculator answers by chance or calls it, and copies numbers carelessly.
+The model imitates weak players: they walk in any direction, pass or bet by chance, and forget all
+answers to their guesses but the last one. The player with the calculator copies numbers carelessly, if it is used.
 `hybridflow grpo task=guess_number` and the other tasks continue from there.
 """
 
@@ -17,7 +17,6 @@ import json
 import random
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.built_in.weak_players import PLAYERS
 from hybridflow.environments.episodes import run_episode
 from hybridflow.environments.interface import Ask, Message, Model, Reply, Start
 from hybridflow.environments.loading import load_environment
@@ -46,48 +46,6 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
 """
 NUM_TRACES = 4000
-Player = Callable[[list[Message], random.Random], str]
-
-
-def guess(messages: list[Message], draw: random.Random) -> str:
-    """In two of three cases a number on the right side of the last guess, otherwise any number."""
-    lowest, highest = 1, 15
-    if len(messages) > 1 and draw.random() < 2 / 3:
-        last, told = int(str(messages[-2]["content"])), messages[-1]["content"]
-        lowest, highest = (1, last - 1) if told == "lower" else (last + 1, 15)
-    return str(draw.randint(lowest, highest))
-
-
-def walk(messages: list[Message], draw: random.Random) -> str:
-    """Any direction."""
-    return draw.choice(("left", "down", "right", "up"))
-
-
-def bet(messages: list[Message], draw: random.Random) -> str:
-    """Passes or bets."""
-    return draw.choice(("pass", "bet"))
-
-
-def calculate(messages: list[Message], draw: random.Random) -> str:
-    """Answers by chance, or calls the tool with any operator; one number in three is copied with a wrong digit."""
-    if messages[-1]["role"] == "tool":
-        return carelessly(str(messages[-1]["content"]), draw)
-    if draw.random() < 0.5:
-        return str(draw.randint(100, 9999))
-    first, second = (carelessly(text, draw) for text in str(messages[-1]["content"]).removesuffix("=").split("*"))
-    arguments = {"first": int(first), "operator": draw.choice("+-*"), "second": int(second)}
-    return f"<tool_call>{json.dumps({'name': 'calculate', 'arguments': arguments})}</tool_call>"
-
-
-def carelessly(number: str, draw: random.Random) -> str:
-    """The number, with one digit drawn anew in one of three cases."""
-    place = draw.randrange(len(number))
-    if draw.random() < 2 / 3 or not number[place].isdigit():
-        return number
-    return f"{number[:place]}{draw.randint(1, 9)}{number[place + 1 :]}"
-
-
-PLAYERS: dict[str, Player] = {"guess_number": guess, "calculator": calculate, "frozen_lake": walk, "kuhn_poker": bet}
 
 
 def make_data(directory: Path) -> None:
@@ -109,17 +67,17 @@ def make_data(directory: Path) -> None:
 
 async def traces(game: str, row: dict, draw: random.Random) -> list[list[Message]]:
     """The conversations of one episode with the game's player: one, or one for each seat of a table."""
-    told: dict[bool, list[Message]] = {}
+    seen: dict[bool, list[Message]] = {}
 
     async def exchange(ask: Ask) -> Reply:
         text = PLAYERS[game](ask.messages, draw)
         reply: Message = {"role": "assistant", "content": text}
-        told[ask.is_trained] = [*ask.messages, reply]
+        seen[ask.is_trained] = [*ask.messages, reply]
         return Reply(text, reply, hermes_calls(text))
 
     settings = EnvironmentSettings(name=game)
     await run_episode(load_environment(settings), settings, Start(row, draw.randrange(1 << 30)), Model(exchange))
-    return [*told.values()]
+    return [*seen.values()]
 
 
 def make_traces(directory: Path) -> None:
@@ -129,7 +87,7 @@ def make_traces(directory: Path) -> None:
     for game in PLAYERS:
         rows = [json.loads(line) for line in (directory / f"{game}.jsonl").read_text().splitlines()]
         for _ in range(NUM_TRACES):
-            lines += [json.dumps({"messages": told}) for told in asyncio.run(traces(game, draw.choice(rows), draw))]
+            lines += [json.dumps({"messages": each}) for each in asyncio.run(traces(game, draw.choice(rows), draw))]
     draw.shuffle(lines)
     (directory / "traces.jsonl").write_text("".join(f"{line}\n" for line in lines))
 

@@ -66,7 +66,7 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
             remedy="Write 'async def episode(model, row)', whose 'await model.reply(messages)' takes the place of"
             " 'self.server_manager.generate(...)'.",
         )
-    if kind is not found:
+    if not inspect.isclass(found):
         raise ConfigError(
             f"environment={name} is a function that returns a {kind.__name__}, which is no environment that hybridflow"
             " recognizes.",

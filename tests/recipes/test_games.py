@@ -1,4 +1,4 @@
-"""The built-in player of games: its files, short runs of each task, and runs that must reach 90% of the optimum."""
+"""The built-in player of games: its files, short runs of each task, and a run that must reach 90% of the optimum."""
 
 import json
 import random
@@ -10,16 +10,12 @@ import pytest
 from hybridflow.config.paths import builtin_path
 from recipes import kuhn_exploitability, tiny_games
 from tests.distributed.runs import Row, rows_of_run, run_well
-from tests.oracles.environments import best_guessing, lake_values
 from tests.oracles.environments import kuhn_exploitability as oracle
+from tests.oracles.environments import lake_values
 
 MODEL = builtin_path("builtin:games")
 LAKE = ["SFFF", "FHFH", "FFFH", "HFFG"]
 TASKS = ("guess_number", "frozen_lake", "kuhn_poker")
-OPTIMA = {
-    "guess_number": best_guessing(15, 6, 0.1),
-    "frozen_lake": lake_values(LAKE, 0.0, 16)[16][0, 0][0],
-}
 
 
 def settings(path: Path) -> dict[str, object]:
@@ -70,8 +66,7 @@ def test_exploitability_is_that_of_the_oracle():
 
 def test_the_built_in_player_of_poker_plays_by_chance():
     policy = kuhn_exploitability.bets(*loaded(MODEL))
-    # The model has learned this from a few thousand games.
-    assert all(0.35 < bet < 0.65 for bet in policy.values())
+    assert all(0.35 < bet < 0.65 for bet in policy.values())  # it has learned this from a few thousand games
 
 
 def loaded(path: Path):
@@ -81,22 +76,10 @@ def loaded(path: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("task", OPTIMA)
-@pytest.mark.parametrize("algorithm", ["grpo", "reinforce_plus_plus"])
-def test_each_game_is_learned(tmp_path, task, algorithm):
-    rows = rows_of_run(tmp_path / "run", [f"algorithm={algorithm}", f"task={task}", "trainer.device=cpu"])
-    before, after = (evaluation(rows)[index] for index in (0, -1))
-    assert before < 0.6 * OPTIMA[task] and after >= 0.9 * OPTIMA[task]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("algorithm", ["ppo", "reinforce_plus_plus"])
-def test_self_play_approaches_an_equilibrium_of_kuhn_poker(tmp_path, algorithm):
-    rows_of_run(tmp_path / "run", [f"algorithm={algorithm}", "task=kuhn_poker", "trainer.device=cpu"])
-    policies = [*kuhn_exploitability.policies(tmp_path / "run").values()]
-    assert len(policies) == 12
-    assert kuhn_exploitability.exploitability(kuhn_exploitability.averaged(policies)) <= 0.1
+def test_frozen_lake_is_learned(tmp_path):
+    rows = rows_of_run(tmp_path / "run", ["algorithm=grpo", "task=frozen_lake", "trainer.device=cpu"])
+    optimum = lake_values(LAKE, 0.0, 16)[16][0, 0][0]
+    assert evaluation(rows)[0] < 0.1 * optimum and evaluation(rows)[-1] >= 0.9 * optimum
 
 
 def evaluation(rows: list[Row]) -> list[float]:

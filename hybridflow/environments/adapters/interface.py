@@ -1,4 +1,4 @@
-"""What an adapter is, and what adapters read of a class."""
+"""The form of an adapter, and the methods of a class that adapters read."""
 
 import inspect
 from collections.abc import Callable, Mapping

@@ -25,17 +25,17 @@ async def play_game(game: _Game, model: Model, row: Mapping[str, object], *, see
     """One game, with the reward of the seat that learns after its last reply."""
     game.reset(num_players=num_players, seed=seed)
     learner, is_done = seed % num_players, False
-    told: dict[int, list[Message]] = {}
+    seen: dict[int, list[Message]] = {}
     shown: dict[int, str] = {}
     try:
         while not is_done:
             player, observation = game.get_observation()
             text = _text(observation, player)
-            told.setdefault(player, _opening(row))
-            told[player].append({"role": "user", "content": _new_part(shown.get(player, ""), text)})
+            seen.setdefault(player, _opening(row))
+            seen[player].append({"role": "user", "content": _new_part(shown.get(player, ""), text)})
             shown[player] = text
-            reply = await model.reply(told[player], trained=player == learner)
-            told[player].append(reply.message)
+            reply = await model.reply(seen[player], trained=player == learner)
+            seen[player].append(reply.message)
             is_done, _ = game.step(reply.text)
     except EpisodeOver as over:
         return Finished([0.0] * model.num_replies, {"over": str(over)})

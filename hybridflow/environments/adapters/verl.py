@@ -32,7 +32,7 @@ class VerlToolEnvironment:
         given = settings.get("tool_schema")
         self._tool = make(settings.get("config") or {}, _schema_object(given))
         schema = self._tool.tool_schema
-        plain = schema if isinstance(schema, dict) else schema.model_dump(exclude_unset=True, exclude_none=True)
+        plain = dict(schema) if isinstance(schema, Mapping) else _dumped(schema)
         self.tools = [CallableTool(plain, self._execute)]
         self._name = self.tools[0].name
         self._instance = ""
@@ -64,6 +64,11 @@ class VerlToolEnvironment:
         """Releases the instance."""
         if self._instance:
             await self._tool.release(self._instance)
+
+
+def _dumped(schema: object) -> dict[str, object]:
+    """A schema of verl's class, which is a pydantic model, as a dictionary."""
+    return methods_of(type(schema))["model_dump"](schema, exclude_unset=True, exclude_none=True)  # pyright: ignore[reportReturnType]
 
 
 def _schema_object(given: object) -> object:

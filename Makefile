@@ -66,6 +66,7 @@ bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/first_step.py $(ARGS)
 	@$(BIN)/python benchmarks/packing.py $(ARGS)
+	@$(BIN)/python benchmarks/environments.py $(ARGS)
 	@$(BIN)/python benchmarks/planning.py $(ARGS)
 	@$(BIN)/python benchmarks/resharding.py $(ARGS)
 

@@ -85,6 +85,18 @@ COLUMNS: dict[str, ColumnSpec] = {
         Kind.tokens, torch.float32, "the environment's reward after each reply, at its last token", "rollout.generate"
     ),
     "turns": ColumnSpec(Kind.row, torch.float32, "number of replies in the episode", "rollout.generate"),
+    "fork_starts": ColumnSpec(
+        Kind.tokens,
+        torch.int64,
+        "[B, (forks)]: where in the response a further sequence begins, with a prompt of its own",
+        "rollout.generate",
+    ),
+    "reply_rewards": ColumnSpec(
+        Kind.object,
+        None,
+        "the position of each reply in `messages`, and the environment's reward after it",
+        "rollout.generate",
+    ),
     "episode_return": ColumnSpec(Kind.object, None, "sum of the environment's rewards", "rollout.generate"),
     "messages": ColumnSpec(Kind.object, None, "the conversation of the episode", "rollout.generate"),
     "filter_scores": ColumnSpec(

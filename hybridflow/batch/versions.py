@@ -1,9 +1,13 @@
-"""Which weights sampled each token: `version_runs`, and the same per token."""
+"""Which weights sampled each token: `version_runs`, and the same per token; the steps that sampled them."""
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch.ragged import Ragged
+
+DECODE_STEPS = "decode_steps/"
+"""Begins the name of metadata of finished rows, which ends with a replica: how many decoding steps it has taken for the
+call that returned them."""
 
 
 def token_versions(runs: Ragged, lengths: Tensor) -> Ragged:

@@ -1,5 +1,6 @@
 """Makes the paths in a configuration absolute: workers run in other directories and on other nodes."""
 
+import shlex
 from collections.abc import Callable, Iterator
 from glob import escape
 from pathlib import Path
@@ -108,6 +109,19 @@ def _code(text: str, key: str) -> str:
     return f"{dialect}{file.absolute()}:{name}"
 
 
+def _command(text: str, key: str) -> str:
+    """The files among the words of a command; its program too if it has a directory."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return text
+    changed = [
+        _existing(word, key) if (place or "/" in word) and Path(word).is_file() else word
+        for place, word in enumerate(words)
+    ]
+    return text if changed == words else shlex.join(changed)
+
+
 _RULES: dict[type[Section], dict[str, _Rule]] = {
     Experiment: {"dataflow": _code},
     Trainer: {"run_dir": _any, "resume": _resume, "device_file": _existing},
@@ -123,7 +137,7 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
     },
     Algorithm: {"advantage": _code, "policy_loss": _code},
     Rollout: {"engine": _code},
-    EnvironmentSettings: {"name": _code},
+    EnvironmentSettings: {"name": _code, "program": _command},
     Preference: {"loss": _code},
     Reward: {"functions": _code},
     Role: {"functions": _code},

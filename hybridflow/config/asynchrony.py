@@ -1,10 +1,26 @@
 """Settings of asynchronous training: how far generation runs ahead, and how old the samples of an update may be."""
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated
 
 from hybridflow.config.ranges import AT_LEAST_0, AT_LEAST_1
 from hybridflow.config.section import Section
+
+
+class WhenStale(Enum):
+    """The fate of a group that would become older than `asynchrony.max_staleness`."""
+
+    wait = "wait"
+    drop = "drop"
+    mask = "mask"
+
+
+class OnDeadline(Enum):
+    """The fate of a group whose deadline has passed."""
+
+    truncate = "truncate"
+    replace = "replace"
 
 
 @dataclass
@@ -18,6 +34,27 @@ class Asynchrony(Section):
     ahead: Annotated[int, AT_LEAST_1] = 1
     """Batches that are generated before the step that trains on them; at most `max_staleness` of them are. A larger
     number only helps if generation times vary from batch to batch."""
+
+    partial_rollouts: bool = False
+    """Groups (a prompt and its samples) that finish first are trained on first, and the others continue with the new
+    weights. false: a step waits for its whole batch, which is generated with the same weights."""
+
+    when_stale: WhenStale = WhenStale.wait
+    """With partial_rollouts, `wait`: a step waits for groups that would be too old for the next one. `drop`: groups
+    that are too old are discarded, and others begin in their place. `mask`: tokens that are too old are left out of the
+    loss."""
+
+    deadline_tokens: Annotated[int | None, AT_LEAST_1] = None
+    """With partial_rollouts: decoding steps after which a group that has not finished is handled by `on_deadline`.
+    None: no limit except data.max_response_tokens."""
+
+    on_deadline: OnDeadline = OnDeadline.truncate
+    """`truncate`: the group is trained on with the tokens that it has, as if they had reached the length limit.
+    `replace`: it is discarded, and another one begins in its place."""
+
+    replay: str | None = None
+    """With partial_rollouts: directory of a run whose schedule is repeated, so that this run, with the same settings,
+    gives the same samples and metrics."""
 
     @property
     def depth(self) -> int:

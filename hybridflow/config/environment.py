@@ -26,8 +26,12 @@ class EnvironmentSettings(Section):
     """A built-in name (guess_number, calculator, frozen_lake, kuhn_poker, tools), or a class, coroutine or list of your
     own as `path/file.py:name` or `my_package.name`. null: the model answers each prompt once."""
 
+    program: str | None = None
+    """A command that plays an episode, such as `python agent.py`, in place of `name`: it asks the model for replies at
+    the OpenAI-style endpoint in OPENAI_BASE_URL, and prints its reward. Started for each episode, without a shell."""
+
     settings: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the class."""
+    """Keyword arguments of the class. Of a program: `reward=last_line`, the default, `exit_status` or `none`."""
 
     mcp: list[str] = field(default_factory=list)
     """Commands of MCP servers on standard input and output, such as `python server.py`, whose tools the model may call
@@ -61,3 +65,10 @@ class EnvironmentSettings(Section):
     error_budget: Annotated[int, AT_LEAST_0] = 0
     """Number of episodes per rollout rank that may fail in spite of retries before the run stops. Failed episodes are
     not trained on."""
+
+    @property
+    def chosen(self) -> str | None:
+        """The setting that chooses the environment, as the user writes it; None if there is no environment."""
+        if self.program is not None:
+            return f"environment.program={self.program}"
+        return None if self.name is None else f"environment={self.name}"

@@ -173,6 +173,12 @@ class BatchRef:
             )
         return BatchRef([View(view.table, view.rows(index)) for view in self._views], self._backend, self._meta)
 
+    def only(self, columns: Sequence[str]) -> "BatchRef":
+        """Some of the columns that its stages declare, without their metadata; waits for the stages."""
+        named = [(view, [name for name in columns if name in view.table.declared]) for view in self._views]
+        views = [View(view.table.only(names), view.index) for view, names in named if names]
+        return BatchRef(views, self._backend, self._meta)
+
     def with_meta(self, **meta: float | int | str | bool | tuple[int, ...]) -> "BatchRef":
         """This batch with more metadata."""
         return BatchRef(self._views, self._backend, {**self._meta, **meta})

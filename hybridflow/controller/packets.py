@@ -54,6 +54,12 @@ class Summary:
             meta,
         )
 
+    def only(self, names: Sequence[str]) -> "Summary":
+        """The summary of some columns, without metadata."""
+        lengths = {name: self.lengths[name] for name in names if name in self.lengths}
+        scalars = {name: self.scalars[name] for name in names if name in self.scalars}
+        return Summary(self.rows, tuple(names), lengths, scalars, {})
+
     def __reduce__(self):
         packed = {id(column): wire.as_bytes(column) for column in (*self.lengths.values(), *self.scalars.values())}
         lengths = {name: packed[id(column)] for name, column in self.lengths.items()}

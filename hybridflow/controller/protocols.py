@@ -55,6 +55,9 @@ MINIBATCHES = TransferProtocol(split=("data",), answer={"tensor": 0, "sequence":
 GENERATION = TransferProtocol(split=("data", "micro_data"), answer={"tensor": 0, "pipeline": -1}, mesh="generation")
 """Sends a part to every generation replica; each answers once. Paper: 3D_ALL_MICRO_DP."""
 
+EACH_REPLICA = TransferProtocol(split=(), answer={"tensor": 0, "pipeline": -1}, mesh="generation")
+"""Sends the whole batch to every rank; every generation replica answers once."""
+
 STAGES = TransferProtocol(split=(), answer={"tensor": 0, "sequence": 0, "data": 0})
 """Sends the whole batch to every rank; every pipeline stage answers once. Paper: 3D_PP_ONLY."""
 

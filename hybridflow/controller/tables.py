@@ -78,6 +78,20 @@ class Table:
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
         return Table(shards, declared, first._backend)
 
+    def only(self, names: Sequence[str]) -> "Table":
+        """The table with some of the columns that it declares, and no metadata; waits for the stage."""
+        shards = [
+            Shard(
+                {name: shard.columns[name] for name in names},
+                summary.rows,
+                rest=None,
+                call=shard.call,
+                summary=summary.only(names),
+            )
+            for shard, summary in zip(self.shards, self.summaries(), strict=True)
+        ]
+        return Table(shards, tuple(names), self._backend)
+
     @property
     def settled(self) -> bool:
         """Whether the summaries are here, so that reading them does not wait."""

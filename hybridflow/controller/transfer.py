@@ -37,6 +37,12 @@ class TransferSpec:
     """Whether the method may change what a checkpoint holds of the worker. A step that is abandoned before such a
     method begins leaves no trace."""
 
+    keeps_rows: bool = True
+    """Whether the answer has the rows of the batch that the method was given. Otherwise its rows are its own."""
+
+    yields: bool = False
+    """Whether the method returns early when its process has been sent another call (`WorkerContext.is_awaited`)."""
+
     def columns_of(self, position: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
         """The columns of a call's batch (0 for the first) that travel (None: all), and those that it must have."""
         if position and self.other_requires:
@@ -52,13 +58,16 @@ def transfer(
     provides: tuple[str, ...] = (),
     other_requires: tuple[str, ...] = (),
     changes: bool = True,
+    keeps_rows: bool = True,
+    yields: bool = False,
 ) -> Callable[[Method], Method]:
     """Attaches a `TransferSpec` to a method; the method itself is not changed.
 
         @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",), changes=False)
         def values(self, batch: Batch) -> Batch: ...
 
-    A method with `provides` returns a `Batch` with the rows it was given; the answer stays where it was made.
+    A method with `provides` returns a `Batch` with the rows it was given, or with `keeps_rows=False` with rows of its
+    own; the answer stays where it was made. With `yields`, it returns early when its process has been sent other calls.
     `changes=False` promises that the method changes nothing that a checkpoint holds.
     """
     if not isinstance(protocol, TransferProtocol):
@@ -70,7 +79,7 @@ def transfer(
                 f"@transfer({word}={columns!r}) is not a tuple of column names.",
                 remedy=f"Write the names in a tuple: {word}=('prompt_ids',).",
             )
-    spec = TransferSpec(protocol, requires, optional, provides, other_requires, changes)
+    spec = TransferSpec(protocol, requires, optional, provides, other_requires, changes, keeps_rows, yields)
 
     def attach(method: Method) -> Method:
         _check_method(method, provides)

@@ -33,6 +33,10 @@ class WorkerContext:
     is_cancelled: Callable[[], bool] = lambda: False
     """Whether the driver has cancelled the current call; for work that waits for ranks that may have ended."""
 
+    is_awaited: Callable[[], bool] = lambda: False
+    """Whether the driver has sent this process another call, which waits for the current one; for methods marked
+    `@transfer(..., yields=True)`. Ranks may learn it at different times."""
+
     @property
     def world_size(self) -> int:
         """Ranks of the role."""

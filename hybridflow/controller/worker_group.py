@@ -139,8 +139,9 @@ class _BoundMethod:
         number = self._number(dispatch)
         form = VALUE
         if spec.provides or not spec.changes:
-            form = AnswerForm(True, spec.provides, dispatch.batch is not None, spec.changes)
-        dropped = AnswerForm(wanted=False, changes=spec.changes)
+            keeps_rows = dispatch.batch is not None and spec.keeps_rows
+            form = AnswerForm(True, spec.provides, keeps_rows, spec.changes, spec.yields)
+        dropped = AnswerForm(wanted=False, changes=spec.changes, yields=spec.yields)
         calls = [
             self._backend.call(
                 handle, method.name, arguments, form if handle.rank in self._answering else dropped, number
@@ -175,7 +176,7 @@ class _BoundMethod:
     def _reference(self, dispatch: Dispatch, answers: Sequence[Pending]) -> BatchRef:
         provides, protocol = self._method.spec.provides, self._method.spec.protocol
         if isinstance(protocol, TransferProtocol):
-            if dispatch.batch is not None:
+            if dispatch.batch is not None and self._method.spec.keeps_rows:
                 return dispatch.batch.with_answers(answers, provides, dispatch.parts)
             return BatchRef.of_answers(answers, provides, self._backend)
         refs = [

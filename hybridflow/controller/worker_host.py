@@ -40,6 +40,12 @@ class AnswerForm:
     changes: bool = True
     """The call may change what a checkpoint holds (see `TransferSpec.changes`)."""
 
+    yields: bool = False
+    """The call returns early when its process has been sent another one (see `TransferSpec.yields`)."""
+
+    position: int = 0
+    """The position of a call that yields among those sent to its process, from 1."""
+
     @property
     def objects(self) -> int:
         """The number of objects a call returns: a value; or a summary, a packet per column, and one for the rest."""
@@ -71,7 +77,7 @@ class WorkerHost:
         self.node_name = node_name
         self.threads = threads
         self.workers: dict[str, Worker] = {}
-        self._changes_begun = 0
+        self._changes_begun = self._position = 0
         self.rendezvous = Rendezvous(rank)
         let_gloo_listen_at(host)  # also for the groups that Megatron-Core and vLLM make
         if threads is not None:
@@ -85,7 +91,7 @@ class WorkerHost:
         if not self.workers:
             self.rendezvous = Rendezvous(rank, mesh.size, address, timeout_seconds=self.timeout_seconds, host=self.host)
         place = (self.device, self.node, self.threads)
-        may_end = (self.interruptible, self.is_cancelled)
+        may_end = (self.interruptible, self.is_cancelled, self.is_awaited)
         context = WorkerContext(role, rank, mesh, spec.generation_mesh, *place, self.rendezvous, *may_end)
         try:
             self.workers[role] = spec.worker_class(context, **spec.kwargs)
@@ -118,6 +124,10 @@ class WorkerHost:
         """Whether the driver has cancelled the current call; see `WorkerContext.is_cancelled`."""
         return False
 
+    def is_awaited(self) -> bool:
+        """Whether the driver has sent another call after the current one; see `WorkerContext.is_awaited`."""
+        return False
+
     def run(
         self,
         target: list[str],
@@ -135,6 +145,7 @@ class WorkerHost:
         began, started = time.time(), time.perf_counter()
         worker, role, method = target
         self._changes_begun += form.changes
+        self._position = form.position
         try:
             given: list[Batch] = []
             stage = f"{role}.{method}"

@@ -16,12 +16,13 @@ import torch
 
 from hybridflow.batch import Batch
 from hybridflow.controller.batch_ref import BatchRef
+from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.interface import collected, is_in_halves
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.run import Loader, Run
 from hybridflow.dataflows.saved_batch import State, as_state, from_state
-from hybridflow.dataflows.step import check_observed
-from hybridflow.observability.metrics import Metrics, last, measured
+from hybridflow.errors import CheckpointError
+from hybridflow.observability.metrics import Metrics, measured
 
 logger = logging.getLogger(__name__)
 
@@ -116,19 +117,9 @@ class Ahead:
 
     def end(self) -> Metrics:
         """Metrics of staleness and of the groups; raises if a prompt or a token of the step was lost or duplicated."""
-        dataflow, queued = self._run.dataflow, self._queue[0]
-        observed = [*dataflow.observed, *dataflow.unused]
-        if observed:
-            uids = [batch.row("uid") for batch in observed]
-            is_all = self._drawn == self._stream.state()
-            check_observed(queued.prompts, uids, dataflow.samples_per_prompt, is_all=is_all)
-        metrics: Metrics = {}
-        if queued.batch is not None:
-            trained = dataflow.observed or [queued.batch]
-            self._ledger.consume(queued.batch, trained, dataflow.unused)
-            largest = self._run.asynchrony.max_staleness
-            metrics = self._ledger.staleness(trained, version=queued.step, largest=largest)
-            metrics["async/optimizer_steps"] = last(self._run.optimizer_steps)
+        queued = self._queue[0]
+        is_all = self._drawn == self._stream.state()
+        metrics = account(self._run, self._ledger, queued.prompts, queued.batch, step=queued.step, is_all=is_all)
         self._queue.pop(0)
         self.is_stepping = False
         return metrics | (self._ledger.metrics(self._states()) if self.depth else {})
@@ -155,6 +146,11 @@ class Ahead:
     def restore(self, state: State, left_out: Sequence[int]) -> None:
         """Restores what `state` or `saved` returned; the stream has been restored."""
         self.is_stepping = False
+        if state.get("draws"):
+            raise CheckpointError(
+                "The checkpoint has single groups of the next batches (asynchrony.partial_rollouts=true).",
+                remedy="Resume with asynchrony.partial_rollouts=true and asynchrony.max_staleness of 1 or more.",
+            )
         now = self._stream.state()
         self._queue = [self._restored(entry) for entry in state.get("batches", [])]
         self._stream.restore(now)

@@ -13,7 +13,7 @@ from hybridflow.data.loader import Rows
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
 from hybridflow.observability.metrics import Metrics, mean, measured
-from hybridflow.observability.samples import Sample
+from hybridflow.observability.samples import Sample, Turn
 from hybridflow.rewards.answers import expected_answer
 
 Decode = Callable[[Ragged], list[str]]
@@ -138,6 +138,7 @@ def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = Fal
     sources = batch.object("data_source") if "data_source" in batch else unknown
     asked = batch.object("prompt") if "prompt" in batch else [""] * len(batch)
     scores = batch.row("scores").tolist() if "scores" in batch else [math.nan] * len(batch)
+    turns = _turns(batch) if "messages" in batch else unknown
     parts = [column for column in batch.columns if column.startswith("rewards/")]
     parts = {name.removeprefix("rewards/"): batch.row(name).tolist() for name in (parts if len(parts) > 1 else [])}
     rows = zip(
@@ -158,9 +159,25 @@ def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = Fal
             is_cut_off=bool(cut),
             rewards={name: values[index] for name, values in parts.items()},
             response_ids=tokens.tolist() if with_ids else None,
+            turns=turns[index],
         )
         for index, (prompt, response, answer, score, uid, source, tokens, cut, messages) in enumerate(rows)
     ]
+
+
+def _turns(batch: Batch) -> list[list[Turn]]:
+    """The turns of each episode, from the first reply on, with the reward after each reply."""
+    found = []
+    for messages, rewards in zip(batch.object("messages"), batch.object("reply_rewards"), strict=True):
+        reward_of = dict(rewards)
+        found.append(
+            [
+                Turn(str(message["role"]), str(message["content"]), reward_of.get(place))
+                for place, message in enumerate(messages)
+                if place >= min(reward_of, default=len(messages))
+            ]
+        )
+    return found
 
 
 def _last_question(prompt: Prompt) -> str | None:

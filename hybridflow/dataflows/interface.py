@@ -120,7 +120,8 @@ class Dataflow(DescribesRoles):
 
     def collect(self, prompts: Batch) -> BatchRef:
         """Samples of the prompts [B] and their scores: what depends on the rollout's weights, but on nothing that
-        `learn` changes. With `asynchrony.max_staleness`, it is called before `learn` has seen earlier batches."""
+        `learn` changes. With `asynchrony.max_staleness`, it is called before `learn` has seen earlier batches; with
+        `asynchrony.partial_rollouts`, for a few prompts at a time, and it must begin by calling `rollout.generate`."""
         raise NotImplementedError(f"{type(self).__name__} does not define collect")
 
     def learn(self, batch: BatchRef) -> Metrics:

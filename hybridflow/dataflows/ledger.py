@@ -12,6 +12,8 @@ from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import Metrics, last
 
 _TOTALS = ("tokens_generated", "tokens_consumed", "tokens_discarded", "groups_consumed", "groups_discarded")
+REASONS = ("stale", "deadline", "empty", "fault")
+"""Why a group may be discarded before `learn` (`Ledger.discard`)."""
 
 
 @dataclass
@@ -22,6 +24,17 @@ class Ledger:
 
     def __post_init__(self) -> None:
         self.totals = dict.fromkeys(_TOTALS, 0) | self.totals
+
+    def discard(self, tokens: int, reason: str) -> None:
+        """Counts a group that is given up before it is trained on, for one of `REASONS`."""
+        assert reason in REASONS, f"no reason: {reason}"
+        for name, number in (("tokens_generated", tokens), ("tokens_discarded", tokens), ("groups_discarded", 1)):
+            self.count(name, number)
+        self.count(f"rejected_{reason}")
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Adds to a total."""
+        self.totals[name] = self.totals.get(name, 0) + number
 
     def consume(self, collected: BatchRef, trained: Sequence[BatchRef], unused: Sequence[BatchRef]) -> None:
         """Counts the batch of a step, and what became of it.

@@ -1,5 +1,6 @@
 """The types of roles: the methods that a dataflow may call. Calls return immediately, with a handle or a future."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +16,28 @@ class Sampler(Protocol):
     def generate(self, prompts: Batch | BatchRef, purpose: str = "train") -> BatchRef:
         """The prompts, with `response_ids`, `response_mask`, `rollout_logprobs`, `weight_version`, `version_runs`,
         `truncated`."""
+        ...
+
+
+class PartialSampler(Sampler, Protocol):
+    """A rollout whose rows may continue from call to call, as the loop uses it."""
+
+    def advance(
+        self,
+        prompts: BatchRef | None = None,
+        *,
+        replicas: Sequence[int] = (),
+        withdrawn: Sequence[tuple[int, int]] | None = (),
+        max_tokens: int | Sequence[int | None] | None,
+        yields: bool = False,
+        stays_awake: bool = False,
+    ) -> BatchRef:
+        """Samples tokens of all rows that run, and returns those that have finished.
+
+        Rows of `prompts` begin, each on its replica. `withdrawn` ones (`uid` and `sample_index`; None: all, which are
+        then lost) are returned with the tokens that they have. `max_tokens` are the decoding steps of each replica, at
+        most. With `yields`, it returns early when another call waits for it.
+        """
         ...
 
 

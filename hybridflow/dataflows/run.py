@@ -66,6 +66,9 @@ class Run:
     config: Mapping[str, object]
     calls: Backend
     asynchrony: Asynchrony = field(default_factory=Asynchrony)
+    rollout_overlaps: bool = False
+    """Whether the rollout can generate while the other roles work: it has processes of its own."""
+
     optimizer_steps: int = 1
     """Optimizer steps of the actor per training step."""
 

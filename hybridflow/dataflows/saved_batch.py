@@ -30,6 +30,7 @@ def as_state(batch: BatchRef, prompts: Batch) -> State:
             }
             for declared, found in batch.stages()
         ],
+        "meta": dict(batch.meta),
         "companions": {name: as_state(other, prompts) for name, other in batch.companions.items()},
     }
 
@@ -37,6 +38,7 @@ def as_state(batch: BatchRef, prompts: Batch) -> State:
 def from_state(state: State, prompts: Batch, backend: Backend) -> BatchRef:
     """The batch that `as_state` saved, with its companions."""
     found = BatchRef.of_stages([(s["declared"], _stage(s, prompts)) for s in state["stages"]], backend)
+    found = found.with_meta(**state.get("meta", {}))
     companions = {name: from_state(other, prompts, backend) for name, other in state["companions"].items()}
     return found.with_companions(**companions) if companions else found
 

@@ -12,6 +12,7 @@ from hybridflow.observability.metrics import Metrics, mean, merge, summary, tota
 
 _STAGE_OF_METHOD = {
     "generate": "gen",
+    "advance": "gen",
     "advantages": "adv",
     "combine_advantages": "adv",
     "evaluate": "testing",
@@ -23,6 +24,9 @@ _STAGE_OF_METHOD = {
 
 _HELD_OUT = {"rewards/accuracies": "acc", "train/loss": "loss", "rewards/margins": "margin"}
 """Metrics of `evaluate`, and their names for held-out rows."""
+
+_COUNTED = "/episodes_with/"
+"""Part of the names under which environments count episodes with a number."""
 
 
 def stage_name(role: str, method: str) -> str:
@@ -44,6 +48,8 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     scores, uids = batch.row("scores"), batch.row("uid")
     metrics = summary("critic/score", scores.tolist())
     metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
+    if "turns" in batch.columns:
+        metrics |= summary("num_turns", batch.row("turns").tolist()) | _information(batch)
     metrics["response_length/clip_ratio"] = mean(float(batch.row("truncated").float().mean()), len(responses))
     if len(uids.unique()) < len(uids):
         metrics["frac_reward_zero_std"] = mean(float(fraction_without_spread(scores, uids)), len(uids))
@@ -58,6 +64,18 @@ def batch_metrics(batch: BatchRef) -> Metrics:
         is_count = name.endswith("/failures")
         metrics |= merge([{name: total(value) if is_count else mean(value, rows)} for value, rows in parts])
     return metrics
+
+
+def _information(batch: BatchRef) -> Metrics:
+    """Metrics of environments: how often something happened, and what they returned.
+
+    `environment/info/<name>` is the mean over the episodes whose environment gave a number of this name.
+    """
+    shards = batch.metrics_by_shard("environment/")
+    sums = {name: sum(value for value, _ in parts) for name, parts in shards.items()}
+    counts = {name.replace("episodes_with", "info", 1): value for name, value in sums.items() if _COUNTED in name}
+    metrics = {name: total(value) for name, value in sums.items() if _COUNTED not in name and name not in counts}
+    return metrics | {name: mean(sums[name] / count, count) for name, count in counts.items()}
 
 
 def evaluated_by_source(held_out: Batch, evaluate: Callable[[Batch], Future[Metrics]]) -> Metrics:

@@ -21,7 +21,7 @@ class Continuation(StrEnum):
 
     append: a reply that ends with the end-of-turn token is followed by the next messages.
     bridge: further text of the template, such as a newline, must be inserted between them.
-    fork: the template renders earlier turns differently once others follow, so each turn needs a new prompt.
+    fork: the template renders earlier turns differently once others follow, so each turn begins a new sequence.
     """
 
     append = "append"
@@ -51,6 +51,8 @@ class ConversationFormat:
         self._tokenizer = tokenizer
         self._is_chat = is_chat
         self.end_ids = frozenset(end_ids)
+        added = tokenizer.added_tokens_decoder.items()
+        self._special_ids = frozenset(number for number, token in added if token.special) - self.end_ids
         self._end_texts = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self.end_ids)]
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
@@ -86,6 +88,11 @@ class ConversationFormat:
         text = self._tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str), f"one sequence decoded to {type(text)}"
         return text
+
+    def special_token(self, ids: Sequence[int]) -> str | None:
+        """The first special token in a reply, except those that end it; None if there is none."""
+        found = next((token for token in ids if token in self._special_ids), None)
+        return None if found is None else str(self._tokenizer.convert_ids_to_tokens(found))
 
     def check(self) -> TemplateCheck:
         """How the template continues a conversation, found with conversations of three replies.

@@ -79,6 +79,7 @@ async def _play_steps(
     own: object = made(environment, config)
     toolbox = Toolbox.of(vars(type(own)).get("tools", vars(own).get("tools", ())), own, server_tools(config))
     rewards: list[float] = []
+    known: dict = {}
     try:
         seed = {"seed": start.seed} if environment.takes_seed else {}
         first = await _called(own, "reset", start.row, **seed)
@@ -95,14 +96,15 @@ async def _play_steps(
                 continue
             observation, reward, done, info = _checked_step(await _called(own, "step", reply.text))
             rewards.append(reward)
+            known |= info
             if done:
-                return Finished(rewards, info)
+                return Finished(rewards, known)
             messages += _messages(observation, "step", is_chat=is_chat)
     except EpisodeOver as over:
         rewards += [0.0] * (model.num_replies - len(rewards))
         if rewards and inspect.getattr_static(own, "over", None) is not None:
             rewards[-1] += _number(await _called(own, "over"), "over", "Return the reward as a number.")
-        return Finished(rewards, {"over": str(over)})
+        return Finished(rewards, known | {"over": str(over)})
     finally:
         if inspect.getattr_static(own, "close", None) is not None:
             await _called(own, "close")

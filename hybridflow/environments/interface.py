@@ -58,6 +58,9 @@ class Reply:
     is_truncated: bool = False
     """Whether a token limit cut it off."""
 
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+
 
 @dataclass(frozen=True)
 class Start:
@@ -125,7 +128,7 @@ class Model:
     ) -> Reply:
         """The model's reply to a whole conversation; add its `message` and your answer before the next one.
 
-        A conversation that does not continue the previous one begins a new row of training data. Replies with
+        A conversation that does not continue the previous one begins a new sequence (a fork). Replies with
         `trained=False` are not trained on, such as those of an opponent. Raises `EpisodeOver` at a limit.
         """
         given: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]

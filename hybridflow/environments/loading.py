@@ -14,6 +14,7 @@ from hybridflow.environments.adapters.interface import methods_of
 from hybridflow.environments.adapters.verl import is_agent_loop
 from hybridflow.environments.built_in.factory import BUILT_IN
 from hybridflow.environments.built_in.tools import Tools
+from hybridflow.environments.program import check_program, play_program
 from hybridflow.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,15 @@ class LoadedEnvironment:
 
 def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
     """The environment of the configuration. Raises `ConfigError` if it cannot run an episode."""
+    if config.program is not None:
+        if config.name is not None:
+            raise ConfigError(
+                f"environment={config.name} and environment.program={config.program} are both set.",
+                remedy="Leave one of them out.",
+            )
+        check_program(config)
+        make = partial(play_program, program=config.program)
+        return LoadedEnvironment(make, is_coroutine=True, takes_seed=True, is_trusted=False)
     name = str(config.name)
     if "." not in name and name not in BUILT_IN:
         raise ConfigError(
@@ -60,18 +70,8 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
     if adapter := adapter_of(kind):
         logger.info("environment=%s kind='%s'", name, adapter.kind)
         return LoadedEnvironment(adapter.adapted(found), adapter.is_coroutine, takes_seed=True, is_trusted=False)
-    if is_agent_loop(kind):
-        raise ConfigError(
-            f"environment={name} is an agent loop of verl, which makes token ids itself.",
-            remedy="Write 'async def episode(model, row)', whose 'await model.reply(messages)' takes the place of"
-            " 'self.server_manager.generate(...)'.",
-        )
-    if not inspect.isclass(found):
-        raise ConfigError(
-            f"environment={name} is a function that returns a {kind.__name__}, which is no environment that hybridflow"
-            " recognizes.",
-            remedy="Return an environment, or write a class with reset and step.",
-        )
+    if is_agent_loop(kind) or not inspect.isclass(found):
+        raise _unknown(name, kind)
     _check_class(found, config)
     takes_seed = "seed" in inspect.signature(methods_of(found)["reset"]).parameters
     return LoadedEnvironment(found, is_coroutine=False, takes_seed=takes_seed, is_trusted=is_trusted)
@@ -88,6 +88,20 @@ def made(environment: LoadedEnvironment, config: EnvironmentSettings) -> object:
             f" {described(error, callers={__file__})}.",
             remedy="Give the class defaults for its arguments, or set them in environment.settings.",
         ) from error
+
+
+def _unknown(name: str, kind: type) -> ConfigError:
+    if is_agent_loop(kind):
+        return ConfigError(
+            f"environment={name} is an agent loop of verl, which makes token ids itself.",
+            remedy="Write 'async def episode(model, row)', whose 'await model.reply(messages)' takes the place of"
+            " 'self.server_manager.generate(...)'.",
+        )
+    return ConfigError(
+        f"environment={name} is a function that returns a {kind.__name__}, not an environment that hybridflow"
+        " recognizes.",
+        remedy="Return an environment, or write a class with reset and step.",
+    )
 
 
 def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:

@@ -94,7 +94,7 @@ class McpServers:
         return [CallableTool(_schema(tool), partial(self._call, session, tool["name"])) for tool in listed]
 
     def _call(self, session: _Session, name: str, arguments: dict) -> ToolAnswer:
-        """What a tool answers. Raises `OSError` if the server is lost or does not answer in time."""
+        """The answer of a tool. Raises `OSError` if the server is lost or does not answer in time."""
         if not self.is_running:
             raise ConnectionError(f"the MCP server of the tool '{name}' has ended")
         running = asyncio.run_coroutine_threadsafe(session.call_tool(name, arguments), self._loop)

@@ -1,9 +1,8 @@
-"""Plays the episodes of a batch: in each round, the next replies of all running episodes are sampled as one batch."""
+"""Plays the episodes of a batch: replies go to environments, and answers to the engine, while other episodes run."""
 
 import logging
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -12,8 +11,9 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.wire import Meta
 from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
-from hybridflow.environments.interface import Ask, Event, Failed, Finished, Message, Over, Reply, Request, Start
-from hybridflow.environments.rows import EpisodeResult, episode_columns
+from hybridflow.environments.interface import Ask, Event, Failed, Message, Over, Reply
+from hybridflow.environments.rows import episode_columns
+from hybridflow.environments.running import Episode, RunningEpisodes
 from hybridflow.environments.stages import make_stage
 from hybridflow.environments.tool_calls import parser_of
 from hybridflow.environments.transcript import Transcript
@@ -21,33 +21,21 @@ from hybridflow.errors import EpisodeError
 
 logger = logging.getLogger(__name__)
 
-Generate = Callable[[Batch, int], Batch]
-"""Samples responses to prompts (`prompt_ids`, `uid`, `sample_index`) of at most so many tokens."""
 
-_TURN_STRIDE = 1 << 32
-"""Turn t of sample i draws with the sample index i + t * 2^32, so no two turns share random numbers, and the first
-draws those of a response without an environment."""
+class Sampler(Protocol):
+    """A rollout engine with settings for sampling, which nothing else uses meanwhile."""
 
+    def submit(self, rows: Batch, *, max_tokens: int) -> None:
+        """Begins to sample replies of at most `max_tokens` tokens to prompts (`prompt_ids`, `uid`, `sample_index`)."""
+        ...
 
-@dataclass
-class _Episode:
-    """An episode in progress; a retry starts with a new object."""
+    def poll(self) -> Batch:
+        """Samples one token per row, and returns the rows that have finished, as `RolloutEngine.poll` does."""
+        ...
 
-    row: int
-    attempt: int = 0
-    transcripts: dict[bool, Transcript] = field(default_factory=dict)
-    """By whether they are trained on."""
-
-    ask: Ask | None = None
-    turns: int = 0
-    version: int | None = None
-    is_truncated: bool = False
-
-    @property
-    def asked(self) -> Transcript:
-        """The transcript of the question that it waits for."""
-        assert self.ask is not None, "no question is open"
-        return self.transcripts[self.ask.is_trained]
+    def withdraw(self) -> None:
+        """Abandons all rows."""
+        ...
 
 
 class EpisodePlayer:
@@ -57,7 +45,7 @@ class EpisodePlayer:
     the player; beyond it, `play` raises `EpisodeError`.
 
         player = EpisodePlayer(config.environment, tokenizer, end_ids, max_prompt_tokens=64, max_response_tokens=128)
-        batch = batch.join(player.play(batch, generate, seed=0))
+        batch = batch.join(player.play(batch, sampler, seed=0))
     """
 
     def __init__(
@@ -76,86 +64,116 @@ class EpisodePlayer:
         self._formats = {is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat) for is_chat in (False, True)}
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config)
-        self._has_checked = False
+        self._has_checked = self._has_seen_special = False
         self._num_failures = 0
+        self._numbers = count()
 
     def close(self) -> None:
         """Ends the processes of the environment."""
         self._stage.close()
 
-    def play(self, prompts: Batch, generate: Generate, *, seed: int) -> Batch:
+    def play(self, prompts: Batch, sampler: Sampler, *, seed: int) -> Batch:
         """The episodes of the rows, in order; see `episode_columns`."""
-        round_ = _Round(prompts, seed)
         self._check_template(prompts)
-        while round_.waiting or round_.episodes:
-            while round_.waiting and (self._stage.places is None or len(round_.episodes) < self._stage.places):
-                round_.start()
-            events = self._stage.advance(round_.take_requests())
-            for number in sorted(events):
-                self._handle(round_, number, events[number])
-            self._sample(round_, generate)
-        columns = episode_columns(prompts, round_.results, round_.meta)
+        running = RunningEpisodes(prompts, seed, self._numbers)
+        try:
+            while running.are_left:
+                self._advance(running, sampler)
+        except BaseException:
+            self._stage.abandon()
+            sampler.withdraw()
+            raise
+        counts: Meta = {name: float(count) for name, count in running.counts.items() if count}
+        columns = episode_columns(prompts, running.results, running.meta | counts)
         if self._config.credit is Credit.turn:
             return columns.with_columns(tokens={"token_scores": columns.tokens("turn_rewards")})
         return columns
 
+    def _advance(self, running: RunningEpisodes, sampler: Sampler) -> None:
+        """Sends what is due, and samples one token of all rows. Environments are waited for if there are none."""
+        while running.waiting and (self._stage.places is None or len(running.episodes) < self._stage.places):
+            running.start()
+        self._stage.send(running.take_requests())
+        must_wait = not running.sampling and (not running.asking or self._must_gather(running))
+        events = self._stage.receive(wait=must_wait)
+        for number in sorted(events):
+            self._handle(running, number, events[number])
+        if running.asking and not self._must_gather(running):
+            self._submit(running, sampler)
+        if running.sampling:
+            self._take(running, sampler.poll())
+
+    def _must_gather(self, running: RunningEpisodes) -> bool:
+        """Whether further questions must come before the first are sampled.
+
+        Episodes of one turn that start together are sampled as one batch, as responses without an environment are: the
+        same tokens as one by one, and bitwise equal log-probabilities.
+        """
+        is_first = not running.sampling and not running.results
+        return self._config.max_turns == 1 and is_first and len(running.asking) < len(running.episodes)
+
     def _check_template(self, prompts: Batch) -> None:
-        """Checks the chat template before the first conversation; a template that forks is an error."""
+        """Says before the first conversation how the chat template continues it."""
         if self._has_checked or not any(isinstance(prompt, list) for prompt in prompts.object("prompt")):
             return
         self._has_checked = True
-        found = self._formats[True].check()
+        found, key = self._formats[True].check(), self._config.chosen
+        logger.info("%s continuation=%s %s", key, found.continuation.value, found.detail)
+        when = (
+            "drops <think>...</think> from earlier replies, so what follows such a reply"
+            if found.drops_thoughts
+            else ""
+        )
         if found.continuation is Continuation.fork:
-            raise _forks(f"the chat template changes earlier turns: {found.detail}")
-        logger.info("environment=%s continuation=%s %s", self._config.name, found.continuation.value, found.detail)
-        if found.drops_thoughts:
+            when = "changes earlier turns, so each turn"
+        if when:
             logger.warning(
-                "environment=%s: the chat template drops <think>...</think> from earlier replies, so an episode in"
-                " which the model replies after such a reply is an error; set data.chat_template=FILE to keep them",
-                self._config.name,
+                "%s: the chat template %s is a sequence of its own, with the whole conversation as its prompt. This"
+                " costs time, and counts towards data.max_response_tokens; data.chat_template=FILE sets another one",
+                key,
+                when,
             )
 
-    def _handle(self, round_: "_Round", number: int, event: Event) -> None:
-        episode = round_.episodes[number]
-        if isinstance(event, Failed) and event.is_infrastructure and episode.attempt < self._config.retries:
-            logger.warning("environment=%s row=%d starts again: %s", self._config.name, episode.row, event.reason)
-            round_.retry(number)
-        elif isinstance(event, Failed):
-            self._fail(round_, number, event.reason)
-        elif isinstance(event, Finished):
-            round_.finish(number, event)
-        else:
+    def _handle(self, running: RunningEpisodes, number: int, event: Event) -> None:
+        episode = running.episodes[number]
+        if isinstance(event, Ask):
             episode.ask = event
-            self._listen(round_, number, episode, event)
+            self._listen(running, number, episode, event)
+        elif isinstance(event, Failed) and event.is_infrastructure and episode.attempt < self._config.retries:
+            logger.warning("%s row=%d starts again: %s", self._config.chosen, episode.row, event.reason)
+            running.retry(number)
+        elif isinstance(event, Failed):
+            self._count_failure(event.reason)
+            running.finish(number, None)
+        else:
+            running.finish(number, event)
 
-    def _listen(self, round_: "_Round", number: int, episode: _Episode, ask: Ask) -> None:
+    def _listen(self, running: RunningEpisodes, number: int, episode: Episode, ask: Ask) -> None:
         """Extends the transcript by what the episode shows the model, unless it has reached a limit."""
         transcript = episode.transcripts.get(ask.is_trained)
         if episode.turns >= self._config.max_turns:
-            round_.requests[number] = Over("max_turns")
+            running.requests[number] = Over("max_turns")
         elif transcript is not None:
             transcript.extend(ask.messages, ask.tools)
-            if transcript.num_forks:
-                raise _forks("the conversation that it shows the model does not continue the previous one")
             if self._allowance(transcript) <= 0:
                 episode.is_truncated = True
-                round_.requests[number] = Over("max_response_tokens")
+                running.requests[number] = Over("max_response_tokens")
         else:
-            self._open(round_, episode, ask)
-        if number not in round_.requests:
-            round_.asking.append(number)
+            self._open(running, episode, ask)
+        if number not in running.requests:
+            running.asking.append(number)
 
-    def _open(self, round_: "_Round", episode: _Episode, ask: Ask) -> None:
+    def _open(self, running: RunningEpisodes, episode: Episode, ask: Ask) -> None:
         """Begins the transcript; the ids of an unchanged prompt are those of the data."""
-        prompt = round_.prompts.object("prompt")[episode.row]
+        prompt = running.prompts.object("prompt")[episode.row]
         is_chat = isinstance(prompt, list)
         known: list[Message] = prompt if is_chat else [{"role": "user", "content": prompt}]
         is_same = [*ask.messages] == known and not ask.tools
-        ids = round_.prompt_ids[episode.row].tolist() if is_same else None
+        ids = running.prompt_ids[episode.row].tolist() if is_same else None
         transcript = Transcript(self._formats[is_chat], ask.messages, ask.tools, prompt_ids=ids)
         if len(transcript.prompt_ids) > self._max_prompt_tokens:
             raise EpisodeError(
-                f"environment={self._config.name}: the first prompt of an episode has {len(transcript.prompt_ids)}"
+                f"{self._config.chosen}: the first prompt of an episode has {len(transcript.prompt_ids)}"
                 f" tokens; data.max_prompt_tokens={self._max_prompt_tokens}.",
                 remedy="Raise data.max_prompt_tokens, or show the model less.",
             )
@@ -163,120 +181,82 @@ class EpisodePlayer:
 
     def _allowance(self, transcript: Transcript) -> int:
         """Maximum length of the next reply."""
-        return min(self._max_turn_tokens, self._max_response_tokens - len(transcript.rows[-1].response_ids))
+        return min(self._max_turn_tokens, self._max_response_tokens - transcript.num_response_tokens)
 
-    def _sample(self, round_: "_Round", generate: Generate) -> None:
-        """Samples the replies that episodes wait for; those with the same limit are one batch."""
+    def _submit(self, running: RunningEpisodes, sampler: Sampler) -> None:
+        """Begins to sample the replies that episodes wait for; those with the same limit are submitted together."""
         by_limit: dict[int, list[int]] = {}
-        for number in round_.asking:
-            by_limit.setdefault(self._allowance(round_.episodes[number].asked), []).append(number)
-        round_.asking.clear()
+        for number in running.asking:
+            by_limit.setdefault(self._allowance(running.episodes[number].asked), []).append(number)
+        running.asking.clear()
         for limit, numbers in sorted(by_limit.items(), reverse=True):
-            episodes = [round_.episodes[number] for number in numbers]
-            rows = torch.tensor([episode.row for episode in episodes])
-            turns = torch.tensor([episode.turns for episode in episodes])
-            batch = Batch.of(
-                rows={
-                    "uid": round_.prompts.row("uid")[rows],
-                    "sample_index": round_.prompts.row("sample_index")[rows] + turns * _TURN_STRIDE,
-                },
-                tokens={
-                    "prompt_ids": Ragged.from_rows([episode.asked.prompt_ids for episode in episodes], torch.int64)
-                },
+            names = [running.name(number) for number in numbers]
+            prompts = [running.episodes[number].asked.prompt_ids for number in numbers]
+            uids, samples = torch.tensor(names, dtype=torch.int64).T
+            rows = Batch.of(
+                rows={"uid": uids, "sample_index": samples},
+                tokens={"prompt_ids": Ragged.from_rows(prompts, torch.int64)},
             )
-            sampled = generate(batch, limit)
-            round_.meta = sampled.meta
-            ids, logprobs = sampled.tokens("response_ids").rows(), sampled.tokens("rollout_logprobs").rows()
-            for index, number in enumerate(numbers):
-                episodes[index].version = _oldest(episodes[index].version, int(sampled.row("weight_version")[index]))
-                is_truncated = bool(sampled.row("truncated")[index])
-                round_.requests[number] = self._reply(
-                    episodes[index], ids[index].tolist(), logprobs[index].tolist(), is_truncated=is_truncated
-                )
+            sampler.submit(rows, max_tokens=limit)
+            running.sampling |= dict(zip(names, numbers, strict=True))
 
-    def _reply(self, episode: _Episode, ids: list[int], logprobs: list[float], *, is_truncated: bool) -> Reply:
+    def _take(self, running: RunningEpisodes, sampled: Batch) -> None:
+        """Replies that have been sampled go to their environments."""
+        running.meta = sampled.meta
+        names = zip(sampled.row("uid").tolist(), sampled.row("sample_index").tolist(), strict=True)
+        ids, logprobs = sampled.tokens("response_ids"), sampled.tokens("rollout_logprobs")
+        for index, name in enumerate(names):
+            number = running.sampling.pop(name)
+            episode = running.episodes[number]
+            episode.sampled_by(int(sampled.row("weight_version")[index]))
+            running.requests[number] = self._reply(
+                running,
+                episode,
+                ids.row(index).tolist(),
+                logprobs.row(index).tolist(),
+                is_truncated=bool(sampled.row("truncated")[index]),
+            )
+
+    def _reply(
+        self, running: RunningEpisodes, episode: Episode, ids: list[int], logprobs: list[float], *, is_truncated: bool
+    ) -> Reply:
         """Adds what was sampled to the transcript. A tool call that a limit cut off does not count."""
         transcript, ask = episode.asked, episode.ask
         assert ask is not None, "a reply without a question"
-        text = transcript.text_of(ids)
+        text, num_prompt_tokens = transcript.text_of(ids), len(transcript.prompt_ids)
         calls = self._calls_in(text) if ask.tools and not is_truncated else []
         message: Message = {"role": "assistant", "content": text}
         if calls and all("error" not in call for call in calls):
             message["tool_calls"] = [tool_call(call["name"], call["arguments"], i) for i, call in enumerate(calls)]
+        if not calls and (special := transcript.special_token(ids)):
+            self._note_special(running, special)
         transcript.add_reply(ids, logprobs, message)
         episode.ask = None
         episode.turns += 1
         if ask.is_trained:
             episode.is_truncated = is_truncated
-        return Reply(text, message, calls, is_truncated)
+        return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids))
 
-    def _fail(self, round_: "_Round", number: int, reason: str) -> None:
+    def _note_special(self, running: RunningEpisodes, token: str) -> None:
+        """Counts a reply that contains a special token; the first one of the player's life is also logged."""
+        running.counts["environment/special_token_replies"] += 1
+        if not self._has_seen_special:
+            self._has_seen_special = True
+            logger.warning(
+                "%s: the model sampled the special token '%s' within a reply; it stays in the prompt as it is."
+                " Remove it from observations that repeat a reply, where it would be encoded as the same token",
+                self._config.chosen,
+                token,
+            )
+
+    def _count_failure(self, reason: str) -> None:
+        """Raises `EpisodeError` if more episodes have failed than `environment.error_budget` allows."""
         self._num_failures += 1
         budget = self._config.error_budget
         logger.warning("environment failures=%d environment.error_budget=%d: %s", self._num_failures, budget, reason)
         if self._num_failures > budget:
             raise EpisodeError(
-                f"environment={self._config.name} failed: {reason} This rank has lost {self._num_failures} episodes so"
+                f"{self._config.chosen} failed: {reason} This rank has lost {self._num_failures} episodes so"
                 f" far; environment.error_budget={budget} allows {budget} per rank.",
                 remedy="Fix the environment, or raise environment.error_budget.",
             )
-        round_.finish(number, None)
-
-
-class _Round:
-    """The state of `play`: rows that wait, running episodes by number, and results by row."""
-
-    def __init__(self, prompts: Batch, seed: int) -> None:
-        self.prompts = prompts
-        self.prompt_ids = prompts.tokens("prompt_ids").rows()
-        self.waiting = deque(_Episode(row) for row in range(len(prompts)))
-        self.episodes: dict[int, _Episode] = {}
-        self.requests: dict[int, Request] = {}
-        self.asking: list[int] = []
-        self.results: dict[int, EpisodeResult] = {}
-        self.meta: Meta = {}
-        self._seed = seed
-        self._next = 0
-
-    def start(self) -> None:
-        """Starts the next row that waits."""
-        episode = self.waiting.popleft()
-        self.episodes[self._next] = episode
-        row = {name: values[episode.row] for name, values in self.prompts.objects.items()}
-        self.requests[self._next] = Start(row, environment_seed(self._seed, int(self.prompts.row("uid")[episode.row])))
-        self._next += 1
-
-    def take_requests(self) -> dict[int, Request]:
-        """The requests that are due, once."""
-        taken, self.requests = self.requests, {}
-        return taken
-
-    def retry(self, number: int) -> None:
-        """Puts the row of a failed episode back, to start first."""
-        lost = self.episodes.pop(number)
-        self.waiting.appendleft(_Episode(lost.row, lost.attempt + 1))
-
-    def finish(self, number: int, ended: Finished | None) -> None:
-        """Records the result of an episode; None for one that failed."""
-        episode = self.episodes.pop(number)
-        transcript = episode.transcripts.get(True)
-        self.results[episode.row] = EpisodeResult(
-            transcript, ended, episode.version, episode.turns, episode.is_truncated
-        )
-
-
-def environment_seed(seed: int, uid: int) -> int:
-    """The seed of an episode, which all samples of a prompt share."""
-    return (seed * 1_000_003 + uid) & 0x7FFFFFFF
-
-
-def _oldest(known: int | None, version: int) -> int:
-    return version if known is None else min(known, version)
-
-
-def _forks(why: str) -> EpisodeError:
-    return EpisodeError(
-        f"An episode would need several rows of training data, because {why}.",
-        remedy="Set data.chat_template=FILE to a template that only appends to earlier turns, and continue each"
-        " conversation with the messages that were replied to, the reply's message, and new messages.",
-    )

@@ -1,13 +1,14 @@
 """Episodes in processes of their own: an episode that hangs or crashes its process fails alone."""
 
+import multiprocessing.connection
 import time
 from collections.abc import Mapping
-from multiprocessing.connection import wait
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.hosting import event_of, packed, serve_episodes
 from hybridflow.environments.interface import Ask, Event, Failed, Request, Start
 from hybridflow.errors import EpisodeError
+from hybridflow.observability.activity import ACTIVITY
 from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, ServedProcess
 
 
@@ -83,23 +84,38 @@ class ProcessStage:
         self._server = ForkServer(
             serve_episodes,
             config,
-            labels=[str(config.name)],
+            labels=[str(config.chosen)],
             of="environment",
             setting="environment.processes",
             error=EpisodeError,
         )
         self._idle: list[EpisodeProcess] = []
         self._busy: dict[int, EpisodeProcess] = {}
+        self._acting: set[int] = set()
+        """Episodes that have not said anything since the last request."""
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Event]:
+    def send(self, requests: Mapping[int, Request]) -> None:
         for number, request in requests.items():
             if isinstance(request, Start):
                 self._busy[number] = self._idle.pop() if self._idle else self._new()
             self._busy[number].send(request)
-        waiting, events = set(requests), {}
-        while waiting:
-            self._collect(waiting, events)
+            self._acting.add(number)
+
+    def receive(self, *, wait: bool) -> dict[int, Event]:
+        events: dict[int, Event] = {}
+        assert self._acting or not wait, "no episode acts"
+        while self._acting and not events:
+            self._collect(events, wait=wait)
+            if not wait:
+                break
         return events
+
+    def abandon(self) -> None:
+        for process in self._busy.values():
+            if not process.connection.closed:
+                process.end()
+        self._busy.clear()
+        self._acting.clear()
 
     def close(self) -> None:
         for process in (*self._busy.values(), *self._idle):
@@ -112,12 +128,15 @@ class ProcessStage:
         self._server.start()
         return EpisodeProcess(self._server, self._config)
 
-    def _collect(self, waiting: set[int], events: dict[int, Event]) -> None:
-        """Waits for events until the first deadline, and moves episodes that had one from `waiting` to `events`."""
-        first = min(self._busy[number].deadline for number in waiting)
-        connections = [self._busy[number].connection for number in waiting]
-        ready = wait(connections, timeout=max(0.0, first - time.monotonic()))
-        for number in list(waiting):
+    def _collect(self, events: dict[int, Event], *, wait: bool) -> None:
+        """Adds the events that there are; with `wait`, waits for one until the first deadline."""
+        seconds = 0.0
+        if wait:
+            first = min(self._busy[number].deadline for number in self._acting)
+            seconds = max(0.0, first - time.monotonic())
+        with ACTIVITY.waiting(seconds):
+            ready = multiprocessing.connection.wait([self._busy[number].connection for number in self._acting], seconds)
+        for number in list(self._acting):
             process = self._busy[number]
             if process.connection in ready:
                 event = process.receive()
@@ -127,7 +146,7 @@ class ProcessStage:
                 continue
             if event is None:
                 continue
-            waiting.remove(number)
+            self._acting.remove(number)
             events[number] = event
             if not isinstance(event, Ask):
                 del self._busy[number]

@@ -1,8 +1,8 @@
 """The columns of a batch from finished episodes."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,14 +28,21 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
 
     `prompt_ids` and `prompt` are the first prompt. `response_ids` [B, (R)] is everything after it up to the end of the
     last reply. `response_mask` is 1 for sampled tokens and 0 for observations; `rollout_logprobs` is 0 there.
-    `turn_rewards` [B, (R)] has the reward after each reply at its last token. `episode_return` is the sum of an
-    episode's rewards, `turns` the number of replies, `messages` the conversation.
+    `fork_starts` [B, (forks)] are the positions in the response at which a fork begins: the tokens of its prompt, which
+    are masked, and those after them are a sequence of their own.
+
+    `reply_rewards` has the place of each reply in `messages` and the reward after it, and `turn_rewards` [B, (R)] has
+    each at the last token of its reply. `episode_return` is the sum of an episode's rewards, `turns` the number of
+    replies, `messages` the conversation.
 
     A failed episode has a mask of zeros, and the mean return of its group's other episodes, so that it changes neither
-    the weights nor the group's mean. `meta` is that of the responses.
+    the weights nor the group's mean. `meta` is that of the responses; that of the result also has `info_sums`.
     """
     order = [results[row] for row in range(len(prompts))]
     rows = [_row(result, prompts, index) for index, result in enumerate(order)]
+    rewards = [reply_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)]
+    places = [[] if result.transcript is None else result.transcript.reply_places for result in order]
+    forks = sum(result.transcript.num_forks for result in order if result.transcript is not None)
     returns = _returns(order, prompts.row("uid").tolist())
     versions = [result.version for result in order]
     known = [version for version in versions if version is not None]
@@ -53,40 +60,57 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
             "response_ids": Ragged.from_rows([row.response_ids for row in rows], torch.int64),
             "response_mask": Ragged.from_rows([row.mask for row in rows], torch.float32),
             "rollout_logprobs": Ragged.from_rows([row.logprobs for row in rows], torch.float32),
+            "fork_starts": Ragged.from_rows([row.fork_starts for row in rows], torch.int64),
             "version_runs": Ragged.from_lengths(runs, torch.ones_like(oldest)),
             "turn_rewards": Ragged.from_rows(
-                [turn_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)], torch.float32
+                [_at_last_tokens(row, values) for row, values in zip(rows, rewards, strict=True)], torch.float32
             ),
         },
         objects={
             "prompt": [_first_prompt(result, prompts, index) for index, result in enumerate(order)],
             "episode_return": returns,
-            "messages": [[] if result.transcript is None else result.transcript.messages for result in order],
+            "reply_rewards": [[*zip(*pair, strict=True)] for pair in zip(places, rewards, strict=True)],
+            "messages": [[] if result.transcript is None else result.transcript.history for result in order],
         },
-        meta=meta,
+        meta=meta | info_sums(order) | ({"environment/forks": float(forks)} if forks else {}),
     )
 
 
-def turn_rewards(row: TranscriptRow, ended: Finished | None) -> list[float]:
-    """The reward after each reply at its last token, 0 at all others; the last reply gets what has no reply."""
-    rewards = [0.0] * len(row.response_ids)
-    if ended is None or not row.replies:
-        return rewards
-    last = len(row.replies) - 1
-    for turn, reward in enumerate(ended.rewards):
-        rewards[row.replies[min(turn, last)][1] - 1] += reward
+def reply_rewards(row: TranscriptRow, ended: Finished | None) -> list[float]:
+    """The reward after each reply; the last reply gets what has no reply, and a failed episode zeros."""
+    rewards = [0.0] * len(row.replies)
+    for turn, reward in enumerate(ended.rewards if ended is not None and rewards else ()):
+        rewards[min(turn, len(rewards) - 1)] += reward
     return rewards
+
+
+def info_sums(results: Sequence[EpisodeResult]) -> Meta:
+    """For each number in the information of episodes: `environment/info/NAME`, its sum over those that have it, and
+    `environment/episodes_with/NAME`, how many do."""
+    sums: dict[str, float] = {}
+    for result in results:
+        for name, value in ({} if result.ended is None else result.ended.info).items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                for key, added in ((f"environment/info/{name}", value), (f"environment/episodes_with/{name}", 1)):
+                    sums[key] = sums.get(key, 0.0) + added
+    return {**sums}
+
+
+def _at_last_tokens(row: TranscriptRow, rewards: Sequence[float]) -> list[float]:
+    """The rewards of replies at their last tokens, 0 at all others."""
+    values = [0.0] * len(row.response_ids)
+    for (_, end), reward in zip(row.replies, rewards, strict=True):
+        values[end - 1] += reward
+    return values
 
 
 def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
     """The row of an episode without what followed its last reply; masked if it failed or has no reply."""
-    row = result.transcript.rows[0] if result.transcript is not None else None
+    row = None if result.transcript is None else result.transcript.as_row()
     if row is None or not row.replies:
         prompt = prompts.tokens("prompt_ids").row(index).tolist()
         return TranscriptRow(prompt, prompt[-1:], [0], [0.0])
-    end = row.replies[-1][1]
-    mask = [0] * end if result.ended is None else row.mask[:end]
-    return TranscriptRow(row.prompt_ids, row.response_ids[:end], mask, row.logprobs[:end], row.replies)
+    return replace(row, mask=[0] * len(row.mask)) if result.ended is None else row
 
 
 def _returns(order: list[EpisodeResult], uids: list[int]) -> list[float]:

@@ -9,6 +9,7 @@ from hybridflow.environments.interface import Ask, Event, Failed, Finished, Mode
 from hybridflow.environments.loading import LoadedEnvironment, load_environment
 from hybridflow.environments.process_stage import ProcessStage
 from hybridflow.errors import EpisodeError
+from hybridflow.observability.activity import ACTIVITY, FOREVER
 
 DEFAULT_PROCESSES = 16
 """Processes per rank for environments that are not built in."""
@@ -20,8 +21,16 @@ class Stage(Protocol):
     places: int | None
     """How many episodes it can hold at once; None for any number."""
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Event]:
-        """Starts episodes, or answers what they asked, and returns what each of them says next."""
+    def send(self, requests: Mapping[int, Request]) -> None:
+        """Starts episodes, or answers what they asked. Each of them then acts until it says something."""
+        ...
+
+    def receive(self, *, wait: bool) -> dict[int, Event]:
+        """Events since the last call. With `wait`, waits for at least one; some episode must then be acting."""
+        ...
+
+    def abandon(self) -> None:
+        """Ends all episodes."""
         ...
 
     def close(self) -> None:
@@ -46,14 +55,25 @@ class LocalStage:
         self._environment = environment
         self._config = config
         self._episodes: dict[int, Coroutine[Ask, Reply | Over | None, Finished | Failed]] = {}
+        self._events: dict[int, Event] = {}
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Event]:
-        return {number: self._advance(number, request) for number, request in requests.items()}
+    def send(self, requests: Mapping[int, Request]) -> None:
+        with ACTIVITY.waiting(FOREVER):
+            self._events |= {number: self._advance(number, request) for number, request in requests.items()}
 
-    def close(self) -> None:
+    def receive(self, *, wait: bool) -> dict[int, Event]:
+        assert self._events or not wait, "no episode acts"
+        events, self._events = self._events, {}
+        return events
+
+    def abandon(self) -> None:
         for episode in self._episodes.values():
             episode.close()
         self._episodes.clear()
+        self._events.clear()
+
+    def close(self) -> None:
+        self.abandon()
 
     def _advance(self, number: int, request: Request) -> Event:
         if isinstance(request, Start):

@@ -22,6 +22,9 @@ class TranscriptRow:
     replies: list[tuple[int, int]] = field(default_factory=list)
     """Start and end of each reply within the response."""
 
+    fork_starts: list[int] = field(default_factory=list)
+    """Where in the response further sequences begin, which see nothing of what is before them."""
+
     def append(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
         """Appends a reply or, without `logprobs`, tokens that the model did not sample."""
         if logprobs is not None:
@@ -30,6 +33,23 @@ class TranscriptRow:
         self.response_ids += ids
         self.mask += [int(logprobs is not None)] * len(ids)
         self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+
+    def joined(self, fork: "TranscriptRow") -> None:
+        """Appends another row as a sequence of its own."""
+        start = len(self.response_ids)
+        self.fork_starts.append(start)
+        self.append(fork.prompt_ids)
+        shift = len(self.response_ids)
+        self.response_ids += fork.response_ids
+        self.mask += fork.mask
+        self.logprobs += fork.logprobs
+        self.replies += [(first + shift, last + shift) for first, last in fork.replies]
+
+    def up_to_last_reply(self) -> "TranscriptRow":
+        """A copy without what follows the last reply."""
+        end = self.replies[-1][1] if self.replies else 0
+        parts = (self.response_ids[:end], self.mask[:end], self.logprobs[:end])
+        return TranscriptRow([*self.prompt_ids], *parts, [*self.replies])
 
 
 class Transcript:
@@ -61,6 +81,12 @@ class Transcript:
         self.opening = [*messages]
         """The messages of the first prompt."""
 
+        self.history = [*messages]
+        """All messages so far; after a fork, with those of the new conversation, unless they only continue it."""
+
+        self.reply_places: list[int] = []
+        """The positions of the model's replies in `history`."""
+
         self._shown = [*messages]
         self._prompt_text = text_format.prompt_text(messages, tools)
         first = text_format.prompt_ids(messages, tools) if prompt_ids is None else [*prompt_ids]
@@ -77,9 +103,27 @@ class Transcript:
         """How often a new row has begun."""
         return len(self.rows) - 1
 
+    @property
+    def num_response_tokens(self) -> int:
+        """All tokens after the first prompt; the prompts of forks are among them."""
+        first, *forks = self.rows
+        return len(first.response_ids) + sum(len(row.prompt_ids) + len(row.response_ids) for row in forks)
+
+    def as_row(self) -> TranscriptRow:
+        """The whole episode up to its last reply, with each fork as a sequence of its own."""
+        row = self.rows[0].up_to_last_reply()
+        for fork in self.rows[1:]:
+            if fork.replies:
+                row.joined(fork.up_to_last_reply())
+        return row
+
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of sampled tokens, for the message of `add_reply`."""
         return self._format.decoded(ids)
+
+    def special_token(self, ids: Sequence[int]) -> str | None:
+        """See `ConversationFormat.special_token`."""
+        return self._format.special_token(ids)
 
     def add_reply(self, ids: Sequence[int], logprobs: Sequence[float], message: Message) -> None:
         """Adds the tokens that the model sampled, and the message in which the caller found their text."""
@@ -88,11 +132,14 @@ class Transcript:
         calls = message.get("tool_calls", ())
         assert isinstance(calls, Sequence), f"tool calls {calls!r}"
         self.messages.append(message)
+        self.reply_places.append(len(self.history))
+        self.history.append(message)
         self._shown.append(placeholder(str(message["content"]), len(calls)))
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Continues with a conversation, given as a whole; the model replies to it next."""
         known = len(self.messages)
+        self.history += messages[known:] if [*messages[:known]] == self.messages else messages
         if [*messages[:known]] != self.messages or len(messages) == known or [*tools] != self._tools:
             self._fork(messages, tools)
             return

@@ -30,7 +30,7 @@ from hybridflow.elastic.survival import FaultHistory, Survival
 from hybridflow.launch.plan.data import RunData, with_precomputed
 from hybridflow.launch.plan.dataflow import calling
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import ACTOR, ROLLOUT
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, is_colocated
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.responses_file import ResponsesFile, origin_of_responses
 from hybridflow.launch.shared_storage import meet_nodes, read_directories
@@ -96,6 +96,7 @@ def assemble(
         inputs=prepared.inputs,
         calls=backend,
         asynchrony=config.asynchrony,
+        rollout_overlaps=plan.backend is BackendKind.ray and not is_colocated(config),
         optimizer_steps=optimizer_steps_per_step(config, config.actor),
         stop=stop,
         report=report,

@@ -21,12 +21,22 @@ RIGHT_MEANS = f"correct: a score of {RIGHT_AT:g} or more"
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A message of an episode: a reply of the model (`role` is assistant), with the reward after it, or an answer."""
+
+    role: str
+    content: str
+    reward: float | None = None
+
+
+@dataclass(frozen=True)
 class Sample:
     """One response. `uid` is the position of its prompt in the data stream; `score` is NaN if it was not scored.
 
     `prompt` is the whole text that the model read; of a conversation, `question` is the user's last turn. `tokens`
     counts those of the response, which `is_cut_off` at the length limit; `rewards` are the scores of several functions,
-    by name. A sample that `is_last` was logged because the run ended; a run that resumes drops it.
+    by name; `turns` are the replies and answers of an episode. A sample that `is_last` was logged because the run
+    ended; a run that resumes drops it.
     """
 
     prompt: str
@@ -42,6 +52,7 @@ class Sample:
     rewards: Mapping[str, float] = field(default_factory=dict)
     response_ids: list[int] | None = None
     is_last: bool | None = None
+    turns: Sequence[Turn] | None = None
 
     @property
     def asked(self) -> str:
@@ -56,7 +67,7 @@ class Sample:
         return {"step": step, "split": known.pop("split"), **known, **rewards}
 
 
-_IF_KNOWN = ("question", "source", "tokens", "is_cut_off", "response_ids", "is_last")
+_IF_KNOWN = ("question", "source", "tokens", "is_cut_off", "response_ids", "is_last", "turns")
 """Fields that a line of samples.jsonl has only if they are known."""
 
 
@@ -79,7 +90,21 @@ def sample_of_row(row: dict[str, Json]) -> Sample:
         uid=int(uid) if math.isfinite(uid) else -1,
         split="eval" if row.get("split") == "eval" else "train",
         question=None if question is None else str(question),
+        turns=_turns_of(row.get("turns")),
     )
+
+
+def _turns_of(found: Json) -> list[Turn] | None:
+    """The turns in a line of samples.jsonl; None if there are none."""
+    turns = [turn for turn in found if isinstance(turn, dict)] if isinstance(found, list) else []
+    return [
+        Turn(
+            str(turn.get("role", "")),
+            str(turn.get("content", "")),
+            None if turn.get("reward") is None else _number(turn.get("reward")),
+        )
+        for turn in turns
+    ] or None
 
 
 def distinct_parts(texts: Sequence[str]) -> list[str]:

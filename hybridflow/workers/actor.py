@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.config.algorithm import Algorithm
-from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, GENERATION, MINIBATCHES
+from hybridflow.controller.protocols import BROADCAST, DATA_PARALLEL, EACH_REPLICA, GENERATION, MINIBATCHES
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
@@ -19,10 +19,11 @@ from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import ModelWorker, Objective, TrainedRole, TrainingSetup
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, LOSS_COLUMNS
 from hybridflow.workers.objectives import Denominators, columns_of, supervised_objective
+from hybridflow.workers.partial_rollouts import Turn
 from hybridflow.workers.policy_update import PolicyUpdate
 from hybridflow.workers.preferences import PREFERENCE_COLUMNS, PREFERENCE_OPTIONS, PreferenceUpdate
 from hybridflow.workers.pretraining import PRETRAINING_COLUMNS
-from hybridflow.workers.rollout import GENERATED_COLUMNS, ResponseGenerator, RolloutSetup
+from hybridflow.workers.rollout import ADVANCING, GENERATED_COLUMNS, ResponseGenerator, RolloutSetup
 from hybridflow.workers.weight_publisher import WeightPublisher
 
 
@@ -60,7 +61,19 @@ class ActorWorker(ModelWorker):
         with self.weights.awake_rollout() as rollout:
             return rollout.generate(prompts, purpose)
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("old_logprobs",), changes=False)
+    @transfer(EACH_REPLICA, **ADVANCING)
+    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[Turn]) -> Batch:
+        """See `PartialRollouts.advance`. With `stays_awake`, another such call follows before anything is trained."""
+        with self.weights.awake_rollout(stays_awake=stays_awake) as rollout:
+            return rollout.partial.advance(prompts, **turn)
+
+    @transfer(
+        DATA_PARALLEL,
+        requires=("prompt_ids", "response_ids"),
+        optional=("fork_starts",),
+        provides=("old_logprobs",),
+        changes=False,
+    )
     def logprobs(self, batch: Batch) -> Batch:
         """`old_logprobs`: the policy's log-probabilities before the update.
 
@@ -71,7 +84,13 @@ class ActorWorker(ModelWorker):
         columns = {"old_logprobs": outputs.tokens("logprobs")}
         return Batch.of(tokens=columns | {name: outputs.tokens(name) for name in further})
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
+    @transfer(
+        DATA_PARALLEL,
+        requires=("prompt_ids", "response_ids"),
+        optional=("fork_starts",),
+        provides=("ref_logprobs",),
+        changes=False,
+    )
     def reference_logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs` without a reference model: those of the policy with its low-rank adapter disabled."""
         assert self.setup.training.lora.rank, "without an adapter the policy would be its own reference"
@@ -99,7 +118,7 @@ class ActorWorker(ModelWorker):
     @transfer(
         MINIBATCHES,
         requires=("prompt_ids", "response_ids", "response_mask", "advantages"),
-        optional=(*LOSS_COLUMNS, "weight_version", "version_runs", "truncated"),
+        optional=(*LOSS_COLUMNS, "fork_starts", "weight_version", "version_runs", "truncated"),
         other_requires=PRETRAINING_COLUMNS,
     )
     def update(self, batch: Batch, pretraining: Batch | None = None) -> Metrics:

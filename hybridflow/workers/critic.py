@@ -24,7 +24,13 @@ class CriticWorker(ModelWorker):
         self.engine = self.started(make_value_engine)
         self._estimation = AdvantageEstimation(algorithm, self.reduce)
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("values",), changes=False)
+    @transfer(
+        DATA_PARALLEL,
+        requires=("prompt_ids", "response_ids"),
+        optional=("fork_starts",),
+        provides=("values",),
+        changes=False,
+    )
     def values(self, batch: Batch) -> Batch:
         """`values`: the value of the state before each response token."""
         return self.predict(batch, "values")
@@ -39,7 +45,11 @@ class CriticWorker(ModelWorker):
         """`rewards`, `advantages` and `returns` by an estimator with a critic (GAE)."""
         return self._estimation.estimate(batch)
 
-    @transfer(MINIBATCHES, requires=("prompt_ids", "response_ids", "response_mask", "values", "returns"))
+    @transfer(
+        MINIBATCHES,
+        requires=("prompt_ids", "response_ids", "response_mask", "values", "returns"),
+        optional=("fork_starts",),
+    )
     def update(self, batch: Batch) -> Metrics:
         """Fits the values to the returns; metrics `<role>/*`."""
         summaries = token_summaries(batch, {"returns": "critic/returns", "values": "critic/values"})

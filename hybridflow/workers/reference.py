@@ -23,7 +23,13 @@ class ReferenceWorker(Worker):
         self._temperature = temperature
         self._is_offloaded = training.offload_parameters
 
-    @transfer(DATA_PARALLEL, requires=("prompt_ids", "response_ids"), provides=("ref_logprobs",), changes=False)
+    @transfer(
+        DATA_PARALLEL,
+        requires=("prompt_ids", "response_ids"),
+        optional=("fork_starts",),
+        provides=("ref_logprobs",),
+        changes=False,
+    )
     def logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs`: the reference's log-probabilities of the responses, at the policy's temperature."""
         outputs = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)

@@ -3,14 +3,14 @@
 import logging
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, Transfer
-from hybridflow.controller.protocols import BROADCAST, GENERATION
+from hybridflow.controller.protocols import BROADCAST, EACH_REPLICA, GENERATION
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
@@ -22,11 +22,22 @@ from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.resharding.transport import Transport
+from hybridflow.workers.episode_sampler import EpisodeSampler
 from hybridflow.workers.model_worker import chosen_device
+from hybridflow.workers.partial_rollouts import PartialRollouts, Turn
 
 logger = logging.getLogger(__name__)
 
 GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "version_runs", "truncated")
+
+ADVANCING = {
+    "requires": ("prompt_ids", "uid", "sample_index"),
+    "provides": ("uid", "sample_index", *GENERATED_COLUMNS),
+    "changes": False,
+    "keeps_rows": False,
+    "yields": True,
+}
+"""How the driver calls `advance`."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class ResponseGenerator:
         self._setup = setup
         ends = eos_ids(tokenizer, directory)
         self._player = None
-        if setup.environment.name is not None:
+        if setup.environment.chosen is not None:
             self._player = EpisodePlayer(
                 setup.environment,
                 with_chat_template(tokenizer, Data(chat_template=setup.chat_template)),
@@ -78,6 +89,14 @@ class ResponseGenerator:
             reads_weights=setup.reads_weights,
         )
         sampling = setup.rollout.sampling
+        self.partial = PartialRollouts(
+            context,
+            self.engine,
+            setup.rollout.sampling_for("train"),
+            max_response_tokens=setup.max_response_tokens,
+            max_sequences=setup.rollout.max_sequences,
+            seed=setup.seed,
+        )
         if context.rank == 0 and sampling.is_restricted:
             logger.warning(
                 "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are renormalized"
@@ -96,13 +115,9 @@ class ResponseGenerator:
         is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
         with self._context.interruptible() if is_alone else nullcontext():
             sampling = setup.rollout.sampling_for(purpose)
-
-            def generate(rows: Batch, max_tokens: int) -> Batch:
-                return self.engine.generate(rows, sampling, max_response_tokens=max_tokens, seed=seed)
-
-            if self._player is None:
-                return generate(prompts, setup.max_response_tokens)
-            return self._player.play(prompts, generate, seed=seed)
+            if self._player is not None:
+                return self._player.play(prompts, EpisodeSampler(self.engine, sampling, seed), seed=seed)
+            return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
 
     def close(self) -> None:
         """Ends the processes of the environment, if there is one."""
@@ -151,6 +166,11 @@ class RolloutWorker(Worker):
     @transfer(GENERATION, provides=GENERATED_COLUMNS, changes=False)
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
         return self._generator.generate(prompts, purpose)
+
+    @transfer(EACH_REPLICA, **ADVANCING)
+    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[Turn]) -> Batch:
+        """See `PartialRollouts.advance`; this rollout never sleeps."""
+        return self._generator.partial.advance(prompts, **turn)
 
 
 @dataclass(frozen=True)

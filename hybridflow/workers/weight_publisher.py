@@ -58,8 +58,9 @@ class WeightPublisher:
             self._bind(self.rollout)
 
     @contextmanager
-    def awake_rollout(self) -> Iterator[ResponseGenerator]:
-        """The colocated rollout with the published weights; it goes to sleep again afterwards where it sleeps at all.
+    def awake_rollout(self, *, stays_awake: bool = False) -> Iterator[ResponseGenerator]:
+        """The colocated rollout with the published weights; it goes to sleep again afterwards where it sleeps at all,
+        unless it `stays_awake`.
 
         Raises `StaleWeightsError` if the engine was trained after its weights were published.
         """
@@ -79,7 +80,8 @@ class WeightPublisher:
         except KeyboardInterrupt:
             self._sleep(self.rollout)  # an interrupted generation frees its memory for saving the weights
             raise
-        self._sleep(self.rollout)
+        if not stays_awake:
+            self._sleep(self.rollout)
 
     def publish(self, version: int) -> None:
         """Gives the rollout the trained weights as they are now; one that sleeps receives them when it wakes."""

@@ -70,6 +70,9 @@ class RolloutEngine(WeightReceiver, Protocol):
             finished = engine.poll(max_tokens=16)  # meanwhile more rows may be submitted, or the weights changed
     """
 
+    num_steps: int
+    """Decoding steps so far: in each, every row that has a place gets a token."""
+
     @property
     def num_running(self) -> int:
         """Submitted rows that neither `poll` nor `withdraw` has returned."""

@@ -39,6 +39,7 @@ class RolloutShell(ABC):
         self._limit_tokens = limit_tokens
         self._missing = None if has_weights else "have not been written yet"
         """Completes "The rollout's weights ..." while they are incomplete."""
+        self.num_steps = 0
         self._next_number = 0
         self._unfinished: dict[int, Request] = {}
         self._num_uncollected = 0
@@ -210,6 +211,7 @@ class RolloutShell(ABC):
         """One step of all requests. One that is interrupted leaves caches undefined, so they are computed again."""
         try:
             self._num_uncollected += self._step()
+            self.num_steps += 1
         except BaseException:
             self._interrupt()
             raise

@@ -18,11 +18,12 @@ from hybridflow.models.packing import Packing
 class MicroBatch:
     """Packed rows of a batch, on a device.
 
-    `input_ids` [N] are prompts and responses, each sequence without its last token, which predicts nothing; `packing`
-    has their lengths. A prefix that rows share may be there once, and a dummy sequence at the end may fill up N.
-    `predicts` [M] are the positions in [N] whose outputs predict the response tokens (`targets`), and `places` [M] the
-    flat positions of these tokens in `shape` [B, R]. A microbatch that does not count keeps ranks in step: its loss is
-    multiplied by 0.
+    `input_ids` [N] are prompts and responses, each row without its last token, which predicts nothing; `packing` has
+    the lengths of their sequences: one per row, and one for each fork (`fork_starts`). A prefix that sequences share
+    may be there once. A dummy sequence at the end may fill up N. `predicts` [M] are the positions in [N] whose outputs
+    predict the response tokens (`targets`; what predicts the first token of a fork is in the sequence before it, and
+    means nothing), and `places` [M] the flat positions of these tokens in `shape` [B, R]. A microbatch that does not
+    count keeps ranks in step: its loss is multiplied by 0.
     """
 
     rows: Tensor
@@ -59,13 +60,21 @@ def make_microbatches(
     """
     batch.require(("prompt_ids", "response_ids"), stage="training engine")
     prompts, responses = batch.tokens("prompt_ids"), batch.tokens("response_ids")
-    sequences = interleaved(prompts, responses)
-    inputs = _without_last(sequences)
+    forks = batch.tokens("fork_starts") if "fork_starts" in batch else None
+    inputs = _without_last(interleaved(prompts, responses))
     together = batch.meta.get(ROWS_TOGETHER, 1)
     assert isinstance(together, int), f"{ROWS_TOGETHER}={together!r}"
     shared = inputs if shares_prefixes else None
     micros = [
-        _micro(rows, prompts.select(rows), responses.select(rows), multiple_of, device, shares_prefixes=shares_prefixes)
+        _micro(
+            rows,
+            prompts.select(rows),
+            responses.select(rows),
+            multiple_of,
+            device,
+            forks=None if forks is None else forks.select(rows),
+            shares_prefixes=shares_prefixes,
+        )
         for rows in microbatches(inputs.lengths, budget_tokens=budget_tokens, together=together, sequences=shared)
     ]
     return micros + [_idle(multiple_of, device)] * (at_least - len(micros))
@@ -89,10 +98,12 @@ def _micro(
     multiple_of: int,
     device: torch.device,
     *,
+    forks: Ragged | None = None,
     shares_prefixes: bool = False,
 ) -> MicroBatch:
     inputs = _without_last(interleaved(prompts, responses))
-    tree = prefix_tree(inputs, at_least=SHORTEST_PREFIX if shares_prefixes else sys.maxsize)
+    sequences = inputs if forks is None else _divided(inputs, prompts, forks)
+    tree = prefix_tree(sequences, at_least=SHORTEST_PREFIX if shares_prefixes else sys.maxsize)
     total = len(tree.values)
     missing = -total % multiple_of if total else multiple_of  # models need at least one token
     filler = [missing] if missing else []
@@ -120,6 +131,12 @@ def _without_last(sequences: Ragged) -> Ragged:
     keep = torch.ones(len(sequences.values), dtype=torch.bool)
     keep[sequences.offsets[1:] - 1] = False
     return Ragged.from_lengths(sequences.values[keep], sequences.lengths - 1)
+
+
+def _divided(inputs: Ragged, prompts: Ragged, forks: Ragged) -> Ragged:
+    """The sequences of all rows, which are divided where a fork begins."""
+    starts = forks.values + (inputs.offsets[:-1] + prompts.lengths).repeat_interleave(forks.lengths)
+    return Ragged.from_lengths(inputs.values, torch.cat([inputs.offsets, starts]).sort().values.diff())
 
 
 def _idle(multiple_of: int, device: torch.device) -> MicroBatch:

@@ -65,7 +65,7 @@ def _text(observation: object, player: int) -> str:
 
 
 def _new_part(before: str, text: str) -> str:
-    """What follows the previous observation, since wrapped games repeat everything so far."""
+    """The text after the previous observation, since wrapped games repeat everything so far."""
     return text[len(before) :].lstrip("\n") if before and text.startswith(before) else text
 
 

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 
 from hybridflow.errors import Problem
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.rules import algorithm, asynchrony, elastic, environment, layouts, memory, models, resources
+from hybridflow.launch.rules import (
+    algorithm,
+    asynchrony,
+    elastic,
+    environment,
+    layouts,
+    memory,
+    models,
+    partial_rollouts,
+    resources,
+)
 from hybridflow.launch.rules.unused_settings import unused_settings
 
 DATAFLOW_RULES = (algorithm.algorithm_problems, layouts.critic_layout_problems, layouts.placement_problems)
@@ -24,6 +34,7 @@ STEP_RULES = (
     _dataflow_problems,
     asynchrony.asynchrony_problems,
     asynchrony.interpolation_problems,
+    partial_rollouts.partial_rollout_problems,
     layouts.batch_problems,
 )
 """Rules on the plan of the run that also apply when a step is only drawn."""

@@ -42,7 +42,7 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
             "%s: the rollout is in the actor's processes, so generation does not overlap with training;"
             " give it a pool of its own (placement.roles.rollout)", key,
         )  # fmt: skip
-    elif waiting := _scorers_between_updates(plan):
+    elif not config.asynchrony.partial_rollouts and (waiting := _scorers_between_updates(plan)):
         logger.info(
             "%s: %s shares a pool with a trained role and waits for generation, so generation does not overlap with"
             " training; give it the rollout's pool (placement.roles.%s=%s)",
@@ -78,7 +78,8 @@ def interpolation_problems(plan: RunPlan) -> Iterator[ConfigError]:
     algorithm, asynchrony, key = config.algorithm, config.asynchrony, "algorithm.old_logprobs=interpolate"
     if algorithm.old_logprobs is not OldLogprobs.interpolate or not learns_from_samples(plan.dataflow):
         return
-    if asynchrony.depth < _LEAST_INTERPOLATED:
+    oldest = asynchrony.max_staleness if asynchrony.partial_rollouts else asynchrony.depth
+    if oldest < _LEAST_INTERPOLATED:
         given = f"asynchrony.max_staleness={asynchrony.max_staleness} asynchrony.ahead={asynchrony.ahead}"
         yield ConfigError(
             f"{key} with {given}: samples are at most one version old, for which the interpolation gives the rollout's"

@@ -1,10 +1,13 @@
 """Rules of a run with an environment."""
 
+import inspect
 from collections.abc import Iterator
 
+from hybridflow.config.choices import is_own
 from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import learns_from_samples
+from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.environments.loading import load_environment
 from hybridflow.environments.mcp_servers import check_servers
 from hybridflow.errors import Advice, ConfigError, Problem
@@ -21,7 +24,7 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
     config, settings = plan.config, plan.config.environment
     rewards = [role.reward for role in plan.roles if role.reward is not None]
     is_scored = any(_REWARD in reward.functions for reward in rewards)
-    if settings.name is None:
+    if settings.chosen is None:
         if is_scored:
             yield ConfigError(
                 "reward.functions names 'environment', but the run has no environment.",
@@ -38,14 +41,15 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
         yield from _server_problems(settings, is_coroutine=found.is_coroutine)
     if not learns_from_samples(plan.dataflow) and config.dataflow not in WITHOUT_TRAINING:
         yield Advice(
-            f"environment={settings.name} has no effect: dataflow={config.dataflow} samples no responses.",
+            f"{settings.chosen} has no effect: dataflow={config.dataflow} samples no responses.",
             remedy="Use an algorithm that samples responses, such as algorithm=grpo.",
         )
         return
     yield from _size_problems(config)
+    yield from _engine_problems(config)
     if rewards and not is_scored:
         yield Advice(
-            f"environment={settings.name}: the rewards of its episodes are not used.",
+            f"{settings.chosen}: the rewards of its episodes are not used.",
             remedy="Add 'environment' to reward.functions.",
         )
     if settings.credit is Credit.turn and config.dataflow not in WITHOUT_TRAINING:
@@ -66,7 +70,7 @@ def _size_problems(config: Experiment) -> Iterator[Problem]:
     settings, shape = config.environment, config.rollout.parallelism
     if shape.tensor * shape.pipeline > 1:
         yield ConfigError(
-            f"environment={settings.name} with rollout.parallelism.tensor={shape.tensor} and"
+            f"{settings.chosen} with rollout.parallelism.tensor={shape.tensor} and"
             f" rollout.parallelism.pipeline={shape.pipeline}: each rank would play its own episodes.",
             remedy="Use rollout.parallelism.tensor=1 and rollout.parallelism.pipeline=1.",
         )
@@ -76,6 +80,20 @@ def _size_problems(config: Experiment) -> Iterator[Problem]:
             f" data.max_response_tokens={config.data.max_response_tokens}.",
             remedy="Raise data.max_response_tokens, which counts all replies and observations of an episode.",
         )
+
+
+def _engine_problems(config: Experiment) -> Iterator[Problem]:
+    """An engine of the user's that only generates whole batches."""
+    name = config.rollout.engine
+    if name is not None and is_own(name):
+        engine = custom_engine(name)
+        known = {name for name, _ in inspect.getmembers(engine)}
+        if missing := [method for method in ("submit", "poll", "withdraw") if method not in known]:
+            yield ConfigError(
+                f"{config.environment.chosen}: rollout.engine={name} lacks {', '.join(missing)}, with which replies are"
+                " sampled while other episodes run.",
+                remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine.",
+            )
 
 
 def _credit_problems(config: Experiment) -> Iterator[Problem]:

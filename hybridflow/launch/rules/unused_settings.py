@@ -82,9 +82,16 @@ def _of_roles(plan: RunPlan) -> Iterator[Unused]:
 
 
 def _of_asynchrony(plan: RunPlan) -> Iterator[Unused]:
-    """How far a run goes ahead that does not."""
-    if not plan.config.asynchrony.max_staleness:
+    """How far a run goes ahead that does not, and what becomes of groups that it does not generate one by one."""
+    settings = plan.config.asynchrony
+    if not settings.max_staleness:
         yield Unused(("asynchrony.ahead",), "asynchrony.max_staleness=0 generates nothing ahead")
+    if not settings.partial_rollouts:
+        names = ("when_stale", "deadline_tokens", "on_deadline", "replay")
+        keys = tuple(f"asynchrony.{name}" for name in names)
+        yield Unused(keys, "asynchrony.partial_rollouts=false generates whole batches")
+    elif settings.deadline_tokens is None:
+        yield Unused(("asynchrony.on_deadline",), "asynchrony.deadline_tokens sets no deadline")
 
 
 def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:

@@ -28,6 +28,12 @@ _ENTRIES = (
     _Entry("KL", r"actor/(?:ppo_kl|kl_loss|kl|kl_to_reference|reward_kl_penalty)", "Per token, in nats."),
     _Entry("Entropy", r"actor/entropy(?:_loss)?", "Nats per token; near zero, the policy no longer explores."),
     _Entry("Response length", r"response_length/(?:mean|max|min)", "Tokens per response."),
+    _Entry("Turns per episode", r"num_turns/(?:mean|max|min)", "Replies of the model."),
+    _Entry(
+        "Environment",
+        r"environment/info/.+",
+        "Numbers that the environment returned, over the episodes that have them.",
+    ),
     _Entry("Policy loss", r"actor/pg_loss", "Policy-gradient loss."),
     _Entry("Value loss", r"critic/vf_loss", "Squared error of the critic."),
     _Entry("Explained variance", r"critic/vf_explained_var", "Of the returns, by the critic; 1 is perfect."),

@@ -12,6 +12,7 @@ from hybridflow.observability.samples import (
     RIGHT_MEANS,
     Pair,
     Sample,
+    Turn,
     are_verdicts,
     changed,
     distinct_parts,
@@ -60,8 +61,7 @@ def samples_of_runs(runs: Mapping[str, RunRecord]) -> str:
     note = f'<p class="note">{len(shared)} evaluation prompts in common; those with different scores come first.</p>'
     questions = distinct_parts([next(each.asked for each in answers[prompt] if each) for prompt in shared])
     asked = dict(zip(shared, questions, strict=True))
-    responses = [sample.response for prompt in shared for sample in answers[prompt] if sample]
-    if all(len(response) <= _SHORT_CHARACTERS for response in responses):
+    if all(_is_short(sample) for prompt in shared for sample in answers[prompt] if sample):
         rows = [(asked[prompt], answers[prompt]) for prompt in shared[:_FILM_ROWS]]
         return f"<section><h2>Samples</h2>{note}{_chips([*titles.values()], rows)}</section>"
     cards = [_card(asked[prompt], zip(titles.values(), answers[prompt], strict=True)) for prompt in shared]
@@ -86,7 +86,7 @@ def _evaluations(evaluated: Mapping[int, list[Sample]]) -> str:
         f'<p class="note">Of {len(compared)} recorded evaluation prompts, <b class="right">{better}</b>'
         f' and <b class="wrong">{worse}</b> between step {first} and step {last}{meaning}.</p>'
     )
-    if all(len(sample.response) <= _SHORT_CHARACTERS for rows in evaluated.values() for sample in rows):
+    if all(_is_short(sample) for rows in evaluated.values() for sample in rows):
         return summary + _film(evaluated)
     compared.sort(key=lambda p: -math.inf if math.isnan(p.now.score) else p.before.score - p.now.score)
     return summary + _comparison(compared[:_COMPARED_ROWS], first, last)
@@ -130,7 +130,7 @@ def _card(asked: str, responses: Iterable[tuple[str, Sample | None]]) -> str:
     """A prompt, and long responses to it side by side, each below its title."""
     columns = "".join(
         f'<div><p class="note">{shown(title)} {_score(sample)}</p>'
-        f'<div class="text">{_text(sample.response) or "(empty)"}</div></div>'
+        f'<div class="text">{_response(sample) or "(empty)"}</div></div>'
         for title, sample in responses
         if sample
     )
@@ -140,11 +140,27 @@ def _card(asked: str, responses: Iterable[tuple[str, Sample | None]]) -> str:
 def _sample_table(samples: Sequence[Sample]) -> str:
     rows = []
     for sample, asked in zip(samples, _asked(samples), strict=True):
-        texts = "".join(
-            f'<td class="text">{_text(text)}</td>' for text in (asked, sample.response, sample.answer or "")
-        )
+        cells = (_text(asked), _response(sample), _text(sample.answer or ""))
+        texts = "".join(f'<td class="text">{cell}</td>' for cell in cells)
         rows.append(f"{texts}<td>{_score(sample)}</td>")
     return html_table("samples", ["prompt", "response", "answer", "score"], rows)
+
+
+def _response(sample: Sample) -> str:
+    """The text of a response, or an episode turn by turn: who speaks, and the reward after each reply."""
+    if not sample.turns:
+        return _text(sample.response)
+    return f'<ol class="turns">{"".join(map(_turn, sample.turns))}</ol>'
+
+
+def _turn(turn: Turn) -> str:
+    is_model = turn.role == "assistant"
+    speaker = "model" if is_model else "tool" if turn.role == "tool" else "environment"
+    reward = "" if turn.reward is None else f' <b title="reward">{formatting.short(turn.reward)}</b>'
+    return (
+        f'<li class="{speaker}"><span class="note">{speaker}{reward}</span>'
+        f"<div>{_text(turn.content) or '(empty)'}</div></li>"
+    )
 
 
 def _score(sample: Sample) -> str:
@@ -155,6 +171,11 @@ def _answer(sample: Sample) -> str:
     return (
         f'<span class="chip {_kind(sample)}" title="score {sample.score:.4g}">{_text(visible(sample.response))}</span>'
     )
+
+
+def _is_short(sample: Sample) -> bool:
+    """Whether the response fits into a cell of a table."""
+    return len(sample.response) <= _SHORT_CHARACTERS and len(sample.turns or ()) < 2
 
 
 def _kind(sample: Sample) -> str:

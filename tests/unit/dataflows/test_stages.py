@@ -64,6 +64,24 @@ def test_each_function_has_its_mean_over_the_responses_that_it_scored(scores, me
     assert found["rewards/format/not_scored"].value == 4 - weight
 
 
+def test_information_of_environments_is_averaged_over_the_episodes_that_have_it():
+    def of_rank(rows: int, **meta: float) -> BatchRef:
+        batch = sequences([2] * rows, [3] * rows).with_columns(
+            rows={
+                "scores": torch.ones(rows),
+                "truncated": torch.zeros(rows, dtype=torch.bool),
+                "turns": torch.full((rows,), float(rows)),
+            },
+            meta={f"environment/{key}/solved": value for key, value in meta.items()},
+        )
+        return BatchRef.of(batch, LocalBackend())
+
+    ranks = [of_rank(1, info=1.0, episodes_with=1.0), of_rank(3, info=0.0, episodes_with=2.0), of_rank(2)]
+    found = batch_metrics(BatchRef.concat(ranks))
+    assert (found["environment/info/solved"].value, found["environment/info/solved"].weight) == (1 / 3, 3.0)
+    assert [found[f"num_turns/{part}"].value for part in ("mean", "max", "min")] == [14 / 6, 3.0, 1.0]
+
+
 def test_metrics_of_functions_on_several_ranks_are_averaged_and_failures_add_up_once():
     def of_rank(rows: int, depth: float, failures: float) -> BatchRef:
         batch = sequences([2] * rows, [3] * rows).with_columns(

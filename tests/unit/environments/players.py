@@ -10,6 +10,7 @@ from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.environments.play import EpisodePlayer
+from hybridflow.workers.episode_sampler import EpisodeSampler
 from tests.toys import toy_model
 
 FILE = Path(__file__).with_name("toy_environments.py")
@@ -21,14 +22,21 @@ class Player:
     """Plays episodes of an environment with a random model, and counts the batches it samples."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, name: str, *, prompt_tokens: int = 40, tokens: int = 60, **settings
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str = "",
+        *,
+        prompt_tokens: int = 40,
+        tokens: int = 60,
+        **settings,
     ) -> None:
         own = name if name.islower() and "_" in name else f"{FILE}:{name}"
-        config = EnvironmentSettings(name=own, **settings)
+        config = EnvironmentSettings(name=None if "program" in settings else own, **settings)
         limits = {"max_prompt_tokens": prompt_tokens, "max_response_tokens": tokens}
         self.player = EpisodePlayer(config, tokenizer, (END,), **limits)
         self.model = toy_model("llama")
         self.engine = TransformersEngine(self.model, max_sequences=64, eos_token_ids=(END,))
+        self._sampler = EpisodeSampler(self.engine, Sampling(), seed=3)
         self.batches: list[Batch] = []
 
     def __enter__(self):
@@ -37,14 +45,20 @@ class Player:
     def __exit__(self, *_):
         self.player.close()
 
-    def generate(self, batch: Batch, max_tokens: int) -> Batch:
-        """Samples, as the rollout does."""
-        self.batches.append(batch)
-        return self.engine.generate(batch, Sampling(), max_response_tokens=max_tokens, seed=3)
-
     def play(self, prompts: Batch) -> Batch:
         """The episodes of the prompts."""
-        return prompts.join(self.player.play(prompts, self.generate, seed=3))
+        return prompts.join(self.player.play(prompts, self, seed=3))
+
+    def submit(self, rows: Batch, *, max_tokens: int) -> None:
+        """Samples as the rollout does."""
+        self.batches.append(rows)
+        self._sampler.submit(rows, max_tokens=max_tokens)
+
+    def poll(self) -> Batch:
+        return self._sampler.poll()
+
+    def withdraw(self) -> None:
+        self._sampler.withdraw()
 
 
 def prompts_of(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, samples: int = 1, **columns: list) -> Batch:

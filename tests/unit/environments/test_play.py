@@ -1,14 +1,17 @@
 """Episodes of a batch: the columns of `generate`, the tokens that were sampled, and what failures cost."""
 
+import json
 import re
 
 import pytest
 import torch
 
 from hybridflow.config.rollout import Sampling
+from hybridflow.dataflows.evaluation import samples_of
 from hybridflow.engines.rollout.sampling import row_keys
-from hybridflow.environments.play import environment_seed
+from hybridflow.environments.running import environment_seed
 from hybridflow.errors import EpisodeError
+from hybridflow.observability.samples import sample_of_row
 from tests.oracles.training import response_logprobs, rows_of
 from tests.unit.environments.players import END, Player, prompts_of
 
@@ -36,7 +39,7 @@ def test_an_environment_of_one_turn_is_plain_generation_bit_for_bit(tokenizer, p
         found = player.play(prompts)
         plain = player.engine.generate(prompts, Sampling(), max_response_tokens=20, seed=3)
     expected = prompts.join(plain)
-    assert found.meta == expected.meta
+    assert found.meta.items() >= expected.meta.items()
     same(found.only(expected.columns), expected)
     assert found.object("prompt") == prompts.object("prompt")
     texts = tokenizer.batch_decode([ids[: len(ids) - (ids[-1] == END)] for ids in ids_of(plain)])
@@ -63,12 +66,43 @@ def test_an_episode_does_not_depend_on_the_others_or_on_the_number_of_processes(
     prompts = prompts_of(tokenizer, TEXTS, samples=2)
     with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
         whole = player.play(prompts)
-        assert len(player.batches) == 3  # one per round
         alone = player.play(prompts.slice(5, 6))
     with Player(tokenizer, "Echo", processes=3, max_turn_tokens=6) as player:
         apart = player.play(prompts)
     assert ids_of(apart) == ids_of(whole) and ids_of(alone) == ids_of(whole)[5:6]
     assert ids_of(whole)[0] != ids_of(whole)[1]
+
+
+@pytest.mark.parametrize("processes", [3, 8])
+def test_tokens_do_not_depend_on_the_time_that_environments_take(tokenizer, processes):
+    prompts = prompts_of(tokenizer, TEXTS, samples=2)
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
+        expected = player.play(prompts)
+    with Player(tokenizer, "SlowEcho", processes=processes, max_turn_tokens=6) as player:
+        for _ in range(2):
+            found = player.play(prompts)
+            assert ids_of(found) == ids_of(expected) and found.object("messages") == expected.object("messages")
+            logprobs = found.tokens("rollout_logprobs").values, expected.tokens("rollout_logprobs").values
+            assert torch.allclose(*logprobs, atol=EXACT)
+
+
+def test_an_episode_goes_on_while_the_environment_of_another_takes_long(tokenizer, tmp_path):
+    prompts = prompts_of(tokenizer, TEXTS, must_wait=[True, False, True, False])
+    settings = {"settings": {"folder": str(tmp_path)}, "max_turn_tokens": 6, "step_seconds": 50.0, "retries": 0}
+    with Player(tokenizer, "Waits", processes=4, **settings) as player:
+        found = player.play(prompts)  # with a barrier, the steps that wait would exceed their limit
+    assert found.object("episode_return") == [6.0] * 4
+
+
+def test_after_an_error_nothing_is_left_running(tokenizer, tmp_path):
+    prompts = prompts_of(tokenizer, TEXTS, act=["nothing", "raise", "hang", "nothing"])
+    settings = {"settings": {"folder": str(tmp_path), "times": 2}, "max_turn_tokens": 6}
+    with Player(tokenizer, "Misbehaves", processes=4, **settings) as player:
+        with pytest.raises(EpisodeError, match="ZeroDivisionError"):
+            player.play(prompts)
+        assert player.engine.num_running == 0
+        (tmp_path / "1").touch()  # it has misbehaved often enough
+        assert player.play(prompts).object("episode_return") == [6.0] * 4
 
 
 def test_no_two_turns_share_random_numbers(tokenizer):
@@ -90,6 +124,27 @@ def test_rewards_stand_at_the_last_token_of_each_reply(tokenizer):
             if one and (place + 1 == len(row["response_mask"]) or not row["response_mask"][place + 1])
         ]
         assert places == ends and row["turn_rewards"][places].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_an_episode_is_shown_turn_by_turn_with_the_reward_after_each_reply(tokenizer):
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:2], samples=2))
+    for sample in samples_of(found, lambda ids: tokenizer.batch_decode(ids.rows()), split="train"):
+        assert [turn.role for turn in sample.turns] == ["assistant", "user"] * 2 + ["assistant"]
+        assert [turn.reward for turn in sample.turns] == [1.0, None, 2.0, None, 3.0]
+        spoken = "".join(turn.content for turn in sample.turns)
+        assert spoken == sample.response.replace(tokenizer.decode([END]), "")
+        assert sample_of_row(json.loads(json.dumps(sample.row(1)))).turns == sample.turns
+
+
+def test_numbers_in_the_information_of_steps_are_summed(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS, samples=2)
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, settings={"turns": 2}) as player:
+        whole = player.play(prompts)
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, max_turns=2) as player:
+        limited = player.play(prompts)
+    assert whole.meta["environment/info/turns"] == limited.meta["environment/info/turns"] == 16.0
+    assert whole.meta["environment/episodes_with/turns"] == 8.0
 
 
 def test_the_first_observation_replaces_the_prompt(tokenizer):
@@ -185,6 +240,37 @@ def test_after_all_retries_a_failed_episode_is_masked_and_does_not_change_its_gr
         assert len(list(tmp_path.iterdir())) == 2 and "failures=1" in caplog.text
         with pytest.raises(EpisodeError, match="has lost 2 episodes"):
             player.play(prompts)
+
+
+def test_a_conversation_that_is_not_continued_is_a_further_sequence_of_its_row(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS[:2], samples=2, forks=[True, False])
+    with Player(tokenizer, "forking", processes=0, max_turn_tokens=6) as player:
+        found = player.play(prompts)
+    assert found.meta["environment/forks"] == 2.0 and found.object("episode_return") == [1.0] * 4
+    for row, sample in zip(
+        rows_of(found), samples_of(found, lambda ids: ["" for _ in ids.rows()], split="train"), strict=True
+    ):
+        starts = row["fork_starts"].tolist()
+        assert len(starts) == ("again" in "".join(turn.content for turn in sample.turns))
+        parts, first = [], row["prompt_ids"]
+        for start in starts:
+            prompt = tokenizer.encode("again")
+            assert row["response_ids"][start : start + len(prompt)].tolist() == prompt
+            assert not row["response_mask"][start : start + len(prompt)].any()
+            parts += [(first, 0, start), (torch.tensor(prompt), start + len(prompt), len(row["response_ids"]))]
+        for prompt, start, end in parts or [(first, 0, len(row["response_ids"]))]:
+            alone = {"prompt_ids": prompt, "response_ids": row["response_ids"][start:end]}
+            expected, _ = response_logprobs(player.model, alone, 1.0)
+            sampled = row["response_mask"][start:end].bool()
+            assert torch.allclose(row["rollout_logprobs"][start:end][sampled], expected[sampled], atol=EXACT)
+        assert [turn.reward for turn in sample.turns] == [0.0, None, 1.0]
+
+
+def test_the_tokens_of_forks_count_towards_the_limit(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS[:1], forks=[True])
+    with Player(tokenizer, "forking", processes=0, max_turn_tokens=6, tokens=9) as player:
+        found = player.play(prompts)
+    assert int(found.tokens("response_ids").lengths[0]) <= 9 and found.row("truncated").all()
 
 
 def test_a_whole_episode_has_a_limit_too(tokenizer, tmp_path):

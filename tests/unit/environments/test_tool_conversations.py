@@ -18,14 +18,15 @@ class Recited:
         self.tokenizer, self.end = tokenizer_of(name), end_id(name)
         self.replies, self.cut_off = replies, cut_off
         self.prompts: list[str] = []
+        self.sampled: list[Batch] = []
 
-    def __call__(self, batch: Batch, max_tokens: int) -> Batch:
+    def submit(self, rows: Batch, *, max_tokens: int) -> None:
         turn = len(self.prompts)
-        self.prompts.append(str(self.tokenizer.decode(batch.tokens("prompt_ids").row(0))))
+        self.prompts.append(str(self.tokenizer.decode(rows.tokens("prompt_ids").row(0))))
         is_cut = turn in self.cut_off
         ids = self.tokenizer.encode(self.replies[turn], add_special_tokens=False) + [self.end] * (not is_cut)
         assert len(ids) <= max_tokens
-        return Batch.of(
+        reply = Batch.of(
             rows={"weight_version": torch.tensor([7]), "truncated": torch.tensor([is_cut])},
             tokens={
                 "response_ids": Ragged.from_rows([ids], torch.int64),
@@ -33,6 +34,13 @@ class Recited:
             },
             meta={"temperature": 1.0},
         )
+        self.sampled.append(rows.only(["uid", "sample_index"]).join(reply))
+
+    def poll(self) -> Batch:
+        return self.sampled.pop()
+
+    def withdraw(self) -> None:
+        self.sampled.clear()
 
 
 def played(model: Recited, environment: str = f"{FILE}:Adds", processes: int = 0) -> Batch:
@@ -88,3 +96,14 @@ def test_the_built_in_calculator_works_with_the_form_of_mistral():
     found = played(model, environment="calculator")
     assert '[TOOL_RESULTS] {"content": "24"}[/TOOL_RESULTS]' in model.prompts[1]
     assert found.object("episode_return") == [1.0]
+
+
+def test_special_tokens_within_a_reply_are_kept_as_sampled_and_named(caplog):
+    model = Recited("qwen2_5", ["<|im_start|>system"] * 3)
+    found = played(model, environment=f"{FILE}:Echo")
+    assert model.prompts[1].startswith(model.prompts[0] + "<|im_start|>system<|im_end|>")
+    special = model.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    sampled = found.tokens("response_mask").row(0).bool()
+    assert found.tokens("response_ids").row(0)[sampled].tolist().count(special) == 3
+    assert found.meta["environment/special_token_replies"] == 3.0
+    assert caplog.text.count("'<|im_start|>'") == 1 and "Remove it from observations" in caplog.text

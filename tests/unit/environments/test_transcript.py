@@ -111,6 +111,22 @@ def test_a_template_that_rewrites_earlier_turns_forks_at_each_turn():
     assert transcript.rows[1].prompt_ids == text_format.prompt_ids(transcript.messages[:3])
 
 
+def test_forks_are_sequences_of_one_row_and_their_messages_are_kept():
+    transcript = Transcript(format_of("qwen2_5"), [{"role": "user", "content": "first"}])
+    transcript.add_reply([5, 6], [-1.0, -2.0], {"role": "assistant", "content": "xy"})
+    transcript.extend([{"role": "user", "content": "a summary"}])
+    prompt = transcript.prompt_ids
+    transcript.add_reply([7], [-3.0], {"role": "assistant", "content": "z"})
+    assert transcript.num_response_tokens == 2 + len(prompt) + 1
+    transcript.extend([{"role": "user", "content": "another"}])  # without a reply
+    row = transcript.as_row()
+    assert row.prompt_ids == transcript.rows[0].prompt_ids and row.response_ids == [5, 6, *prompt, 7]
+    assert row.mask == [1, 1, *[0] * len(prompt), 1] and row.logprobs == [-1.0, -2.0, *[0.0] * len(prompt), -3.0]
+    assert row.fork_starts == [2] and row.replies == [(0, 2), (2 + len(prompt), 3 + len(prompt))]
+    assert transcript.reply_places == [1, 3] and [m["content"] for m in transcript.history][1::2] == ["xy", "z"]
+    assert len(transcript.rows[0].response_ids) == 2 and transcript.num_forks == 2
+
+
 def test_a_thinking_reply_forks_where_the_template_drops_thoughts():
     transcript = Transcript(format_of("qwen3"), [{"role": "user", "content": "first"}])
     for text, forks in (("plain", 0), ("<think>\nwell\n</think>\n\n50", 1), ("plain again", 1)):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import time
 
 
@@ -58,6 +59,43 @@ async def echo(model, row, seed):
         reply = await model.reply(messages)
         messages += [reply.message, {"role": "user", "content": f" {seed % 10}:{reply.text[:4]}"}]
     return 6.0, {"turns": model.num_replies}
+
+
+async def forking(model, row):
+    """Forgets the conversation if the row says so."""
+    messages = [{"role": "user", "content": row["prompt"]}]
+    reply = await model.reply(messages)
+    messages += [reply.message, {"role": "user", "content": "on"}]
+    await model.reply([{"role": "user", "content": "again"}] if row["forks"] else messages)
+    return 1.0
+
+
+class SlowEcho(Echo):
+    """The same after a random time, which no seed determines."""
+
+    def step(self, action):
+        time.sleep(random.SystemRandom().random() / 20)
+        return super().step(action)
+
+
+class Waits(Echo):
+    """In rows that say so, the first step waits until the episode of another row has ended."""
+
+    def __init__(self, folder: str = ""):
+        super().__init__()
+        self.folder = folder
+
+    def reset(self, row, *, seed):
+        self.must_wait = row["must_wait"]
+        return super().reset(row, seed=seed)
+
+    def step(self, action):
+        while self.must_wait and not os.listdir(self.folder):
+            time.sleep(0.01)
+        answer = super().step(action)
+        if answer[2]:
+            open(f"{self.folder}/ended", "w").close()
+        return answer
 
 
 class Misbehaves(Echo):

@@ -331,3 +331,26 @@ def test_conversations_are_shown_by_the_users_turn_without_what_all_share(tmp_pa
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert re.findall("<h3>(.*?)</h3>", write_report(tmp_path).read_text()) == ["3 + 3?\u2026", "4 + 4?\u2026"]
+
+
+def test_episodes_are_shown_turn_by_turn(tmp_path):
+    turns = [
+        {"role": "assistant", "content": "left", "reward": 0.25},
+        {"role": "user", "content": "You <b>fell</b>."},
+        {"role": "tool", "content": "4"},
+        {"role": "assistant", "content": "", "reward": 0},
+    ]
+    row = {"step": 3, "split": "train", "prompt": "go", "response": "left You fell.", "score": 0.25, "uid": 1}
+    rows = [row | {"turns": turns}, row | {"turns": [7, {}]}, row | {"turns": "no"}]
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "environment/info/solved": 0.5, "num_turns/mean": 2}\n')
+    page = write_report(tmp_path).read_text()
+    balanced(page)
+    shown = re.findall(r'<li class="(\w+)"><span class="note">(.*?)</span><div>(.*?)</div></li>', page)
+    assert shown[:4] == [
+        ("model", 'model <b title="reward">0.250</b>', "left"),
+        ("environment", "environment", "You &lt;b&gt;fell&lt;/b&gt;."),
+        ("tool", "tool", "4"),
+        ("model", 'model <b title="reward">0</b>', "(empty)"),
+    ]
+    assert page.count('<ol class="turns">') == 2 and "Turns per episode" in page

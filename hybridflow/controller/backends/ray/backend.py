@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 import ray
@@ -91,6 +92,10 @@ class RayBackend:
         host = host_of(handle)
         if host.died is not None:
             raise host.died
+        host.num_calls += 1
+        if host.yielding is not None and not host.yielding.done:
+            host.tell_of_calls()
+        form = replace(form, position=host.num_calls) if form.yields else form
         target, sent_at = [handle.worker, handle.role, method], time.time()
         name = f"{RAY_HOST} {handle.role}.{method} rank {host.rank}"  # that ps shows during the call
         run = host.actor.run.options(name=name, num_returns=form.objects)
@@ -102,6 +107,7 @@ class RayBackend:
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
         pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
+        host.yielding = pending if form.yields else None
         self._watch.add(pending)
         return pending
 

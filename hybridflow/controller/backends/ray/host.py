@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hybridflow.controller.backends.interface import Handle
+from hybridflow.controller.backends.interface import Handle, Pending
 from hybridflow.controller.backends.ray.cluster import GPU_ENVIRONMENT, own_node_name, python_path
 from hybridflow.controller.backends.ray.loaded import Loaded, load, loaded_modules
-from hybridflow.controller.backends.ray.pulse import start_beating
+from hybridflow.controller.backends.ray.pulse import calls_sent, start_beating, tell_calls_sent
 from hybridflow.controller.failures import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.signed_store import StoreAddress
@@ -33,6 +34,8 @@ RAY_HOST = "RayHost"
 """Begins the names of the processes of ranks, after Ray's `ray::`."""
 
 _LOOK_SECONDS = 0.2
+_AWAITED_SECONDS = 0.05
+"""How often a call that yields to others asks whether there are any."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class RayHost(WorkerHost):
     """A `WorkerHost` as an actor: determines its node and device, and logs through Ray."""
 
     def __init__(self, place: Place, *, heart: str) -> None:
+        self._heart = heart
         start_beating(heart, device=place.device)
         self._settle(place)
 
@@ -95,6 +99,7 @@ class RayHost(WorkerHost):
             host=get_node_ip_address(),
             timeout_seconds=place.timeout_seconds,
         )
+        self._asked_at, self._calls_sent = 0.0, 0
         self._is_interruptible = False
         signal.signal(signal.SIGURG, self._leave_if_cancelled)
 
@@ -117,6 +122,14 @@ class RayHost(WorkerHost):
         """Whether the current call was cancelled. Call this in the thread of that call."""
         return ray.get_runtime_context().is_canceled()
 
+    def is_awaited(self) -> bool:
+        """Asks the cluster's head, at most every `_AWAITED_SECONDS`."""
+        now = time.monotonic()
+        if now - self._asked_at >= _AWAITED_SECONDS:
+            self._asked_at = now
+            self._calls_sent = max(self._calls_sent, calls_sent(self._heart))
+        return self._calls_sent > self._position
+
     def _leave_if_cancelled(self, *_: object) -> None:
         if self._is_interruptible and self.is_cancelled():
             self._is_interruptible = False
@@ -127,6 +140,7 @@ class SpareHost(RayHost):
     """A process without a place in the run: `prepare` imports modules, `occupy` makes it the `RayHost` of a rank."""
 
     def __init__(self, *, heart: str) -> None:
+        self._heart = heart
         start_beating(heart, device="cpu")
 
     def prepare(self, loaded: Loaded) -> HostInfo:
@@ -173,6 +187,16 @@ class Host:
     marked_changes: int = 0
     """The number of these that had been sent when the step began."""
 
+    num_calls: int = 0
+    """Calls of workers' methods that have been sent to it."""
+
+    yielding: Pending | None = None
+    """The last call sent to it, if that returns early for others."""
+
+    def tell_of_calls(self) -> None:
+        """Lets the call that it executes know how many have been sent."""
+        tell_calls_sent(self.heart, self.num_calls)
+
     @property
     def is_on_lost_node(self) -> bool:
         """Whether the process has died with its node."""
@@ -203,7 +227,8 @@ class Host:
         self.actor, self.heart = new.actor, new.heart
         self.info = self.sign_of_life = self.died = None
         self.is_unavailable = False
-        self.num_changes = self.marked_changes = 0
+        self.num_changes = self.marked_changes = self.num_calls = 0
+        self.yielding = None
 
 
 def host_of(handle: Handle) -> Host:

@@ -29,6 +29,7 @@ HEAD_TIMEOUT_SECONDS = 30.0
 
 _NAMESPACE = b"hybridflow"
 _NOTICE = "notice"
+_CALLS = "calls"
 _RPC_SECONDS = 5.0
 
 
@@ -40,6 +41,21 @@ def start_beating(key: str, *, device: str) -> None:
     liveness = Liveness(ACTIVITY, is_device_idle_visible=device == "cpu")
     threading.Thread(target=_beat, args=(key.encode(), liveness), name="heartbeat", daemon=True).start()
     watch_for_notice(partial(_pass_on, f"{key.rpartition('-')[0]}-{_NOTICE}".encode()))
+
+
+def tell_calls_sent(key: str, count: int) -> None:
+    """Tells the process with this key how many calls the driver has sent it."""
+    if (store := internal_kv_get_gcs_client()) is not None:
+        with suppress(RayError):
+            store.internal_kv_put(f"{key}-{_CALLS}".encode(), str(count).encode(), True, _NAMESPACE, _RPC_SECONDS)
+
+
+def calls_sent(key: str) -> int:
+    """The last count that the driver has given to the process with this key; 0 if there is none, or it is not known."""
+    if (store := internal_kv_get_gcs_client()) is not None:
+        with suppress(RayError):
+            return int(store.internal_kv_get(f"{key}-{_CALLS}".encode(), _NAMESPACE, _RPC_SECONDS) or 0)
+    return 0
 
 
 @dataclass(slots=True)

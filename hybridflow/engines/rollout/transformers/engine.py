@@ -36,8 +36,8 @@ class TransformersEngine(RolloutShell):
 
     The slots are the model's own parameters (experts one by one), so a training engine that binds to them shares its
     weights. Rows join those that run as soon as there are places (`max_sequences`); on a GPU, with a `FixedMemory`,
-    they wait until all of those have finished. While no row runs, only the weights are kept on a CPU; on a GPU, memory
-    for keys and values, and CUDA graphs are kept as well, until the engine sleeps.
+    they wait until all of those have finished, and then start together. While no row runs, only the weights are kept
+    on a CPU; on a GPU, memory for keys and values, and CUDA graphs are kept as well, until the engine sleeps.
     """
 
     def __init__(
@@ -84,7 +84,13 @@ class TransformersEngine(RolloutShell):
         return released
 
     def _start(self, requests: Sequence[Request]) -> None:
-        """Requests that were made together also start together, `max_sequences` at a time."""
+        """Requests that were made together also start together, `max_sequences` at a time.
+
+        With a fixed memory, so do all that wait, because none of them joins those that run.
+        """
+        if self._memory is not None and self._waiting and self._can_wait_with(self._waiting[-1], requests):
+            self._waiting[-1].requests += requests
+            return
         for start in range(0, len(requests), self._max_sequences):
             part = list(requests[start : start + self._max_sequences])
             self._waiting.append(_Waiting(part, needs_all_places=start > 0))
@@ -146,6 +152,11 @@ class TransformersEngine(RolloutShell):
         self._waiting = [part for part in self._waiting if part.requests]
         self._drop_empty()
         return Responses.concat(found)
+
+    def _can_wait_with(self, part: "_Waiting", requests: Sequence[Request]) -> bool:
+        """Whether requests may start together with those of `part`."""
+        is_alike = all(request.sampling == part.requests[0].sampling for request in requests)
+        return is_alike and not part.needs_all_places and len(part.requests) + len(requests) <= self._max_sequences
 
     def _has_places(self, part: "_Waiting") -> bool:
         """Whether requests may start. With a fixed memory they wait until those that run have finished."""

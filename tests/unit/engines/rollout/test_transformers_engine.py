@@ -6,11 +6,14 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.transformers import engine as engine_module
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
+from hybridflow.engines.rollout.transformers.fixed import FixedMemory
+from hybridflow.engines.rollout.transformers.graphs import run_eagerly
 from hybridflow.errors import EngineError
 from tests.oracles.training import response_logprobs, rows_of
 from tests.toys import toy_model
-from tests.unit.engines.rollout.rows import greedy_answers, prompt_rows, responses
+from tests.unit.engines.rollout.rows import UNEQUAL, greedy_answers, prompt_rows, responses
 
 GREEDY = Sampling(temperature=0.0)
 EXACT = 1e-5
@@ -59,6 +62,21 @@ def test_samples_do_not_depend_on_how_many_rows_run_at_once(max_sequences):
     assert responses(parts) == responses(whole)
     difference = parts.tokens("rollout_logprobs").values - whole.tokens("rollout_logprobs").values
     assert float(difference.abs().max()) < EXACT
+
+
+def test_rows_that_wait_for_a_fixed_memory_start_together(monkeypatch):
+    expected = engine_of(toy_model("llama")).generate(prompt_rows(), Sampling(), max_response_tokens=8, seed=4)
+    # As on a GPU, but without graphs.
+    monkeypatch.setattr(engine_module, "_fixed_memory", lambda model: FixedMemory(model, lambda: run_eagerly))
+    engine, parts = engine_of(toy_model("llama"), max_sequences=4), []
+    for row in range(len(UNEQUAL)):
+        engine.submit(prompt_rows().slice(row, row + 1), Sampling(), max_response_tokens=8, seed=4)
+        if row == 0:
+            engine.poll(max_tokens=1)
+    while engine.num_running:
+        parts.append(engine.poll())
+    assert [len(part) for part in parts] == [1, 4, 1]
+    assert [row for part in parts for row in responses(part)] == responses(expected)
 
 
 def test_the_slots_of_experts_have_their_names_in_a_checkpoint(tmp_path):

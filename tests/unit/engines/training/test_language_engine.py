@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.config.algorithm import Algorithm
 from hybridflow.config.model import Dtype
 from hybridflow.config.training import Optimizer, Schedule
@@ -62,6 +62,26 @@ def test_logprobs_and_entropy_are_those_of_each_row_alone(toy_dir, architecture,
         # float32: sums over 64 columns in another order.
         assert torch.allclose(outputs.tokens("logprobs").row(i), logprobs, atol=1e-5)
         assert torch.allclose(outputs.tokens("entropy").row(i), entropies, atol=1e-5)
+
+
+@pytest.mark.parametrize("microbatch_tokens", [1, 4096])
+@pytest.mark.parametrize("rewritten", [0, 40], ids=["another prompt", "the same beginning"])
+def test_logprobs_of_a_fork_are_those_of_its_own_prompt_alone(toy_dir, microbatch_tokens, rewritten):
+    batch = sequences((50, 50), (70, 4))
+    (first, second), model = oracle.rows_of(batch), plain_model(toy_dir())
+    prompt, response = first["prompt_ids"], first["response_ids"]
+    response[4 : 4 + rewritten] = prompt[:rewritten]  # a fork of 60 prompt tokens begins at 4
+    batch = batch.with_columns(tokens={"fork_starts": Ragged.from_rows([[4], []], torch.int64)})
+    outputs = language_engine(toy_dir(), microbatch_tokens=microbatch_tokens).forward(
+        batch, ("logprobs",), temperature=TEMPERATURE
+    )
+    rows = [(0, 0, prompt, response[:4]), (0, 64, response[4:64], response[64:])]
+    rows.append((1, 0, second["prompt_ids"], second["response_ids"]))
+    for row, start, prompt_ids, response_ids in rows:
+        alone = {"prompt_ids": prompt_ids, "response_ids": response_ids}
+        expected, _ = oracle.response_logprobs(model, alone, TEMPERATURE)
+        found = outputs.tokens("logprobs").row(row)[start : start + len(response_ids)]
+        assert torch.allclose(found, expected, atol=1e-5)  # float32: packed against alone
 
 
 def test_a_batch_without_responses_is_an_error_that_names_them(toy_dir):

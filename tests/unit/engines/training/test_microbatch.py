@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hybridflow.batch import Batch
+from hybridflow.batch import Batch, Ragged
 from hybridflow.engines.training.microbatch import columns_of, make_microbatches
 from tests.oracles.logprobs import response_positions
 from tests.toys import sequences
@@ -45,6 +45,15 @@ def test_each_response_token_is_predicted_by_the_position_before_it():
         ]
         assert micro.predicts.tolist() == expected
         assert torch.equal(micro.targets, part.tokens("response_ids").values)
+
+
+@pytest.mark.parametrize("budget", [1, 100])
+def test_a_fork_is_a_sequence_of_its_own(budget):
+    batch = sequences((3, 1, 2), (9, 4, 8)).with_columns(tokens={"fork_starts": Ragged.from_rows([[4], [], [2, 5]])})
+    lengths = {0: (7, 4), 1: (4,), 2: (4, 3, 2)}  # the last token of a row predicts nothing
+    for micro in micros(batch, budget):
+        assert micro.packing.lengths == tuple(length for row in micro.rows.tolist() for length in lengths[row])
+        assert torch.equal(micro.targets, batch.select(micro.rows).tokens("response_ids").values)
 
 
 def test_a_row_of_one_token_predicts_nothing():

@@ -5,6 +5,7 @@ import pytest
 from hybridflow.config.algorithm import OldLogprobs
 from hybridflow.errors import ConfigError
 from hybridflow.launch.rules.asynchrony import asynchrony_problems, interpolation_problems
+from hybridflow.launch.rules.partial_rollouts import partial_rollout_problems
 from hybridflow.launch.rules.unused_settings import unused_settings
 from tests.unit.launch.plans import judged, planned
 
@@ -15,6 +16,16 @@ from hybridflow.dataflows.grpo import GRPO
 class Mine(GRPO):
     def step(self, prompts):
         return super().step(prompts)
+"""
+WHOLE = """
+class Whole:
+    def __init__(self, setup): ...
+    def generate(self, prompts, sampling, *, max_response_tokens, seed): ...
+    def weight_slots(self): ...
+    def pause(self, *, keep_cache=False): ...
+    def resume(self, *, version): ...
+    def sleep(self, kept=()): ...
+    def wake(self): ...
 """
 ONES = """
 def plain(logprobs, advantages, mask):
@@ -128,3 +139,35 @@ def test_how_far_a_synchronous_run_goes_ahead_has_no_effect():
     [advice] = judged(planned("algorithm=grpo", "asynchrony.ahead=3"), unused_settings)
     assert advice.message.startswith("asynchrony.ahead=3 has no effect")
     assert not judged(planned("algorithm=grpo", "asynchrony.ahead=3", STALE), unused_settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "remedy"),
+    [
+        ([], "with asynchrony.max_staleness=0", "Set asynchrony.max_staleness to 1 or more"),
+        ([STALE, "environment=guess_number"], "episodes do not continue", "asynchrony.partial_rollouts=false"),
+        ([STALE, "rollout.engine={folder}/engine.py:Whole"], "has no method submit", "CustomEngine"),
+        ([STALE, "asynchrony.replay={folder}"], "there is no schedule.jsonl", "asynchrony.partial_rollouts=true"),
+    ],
+)
+def test_partial_rollouts_that_cannot_work_are_refused(tmp_path, words, message, remedy):
+    (tmp_path / "engine.py").write_text(WHOLE)
+    words = [word.format(folder=tmp_path) for word in words]
+    with pytest.raises(ConfigError) as caught:
+        judged(planned("algorithm=grpo", "asynchrony.partial_rollouts=true", *words), partial_rollout_problems)
+    assert message in caught.value.message and remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax", "dapo", "safe_rlhf", "pf_ppo"])
+def test_every_dataflow_that_samples_may_have_partial_rollouts(algorithm):
+    plan = planned(f"algorithm={algorithm}", STALE, "asynchrony.partial_rollouts=true")
+    assert not judged(plan, asynchrony_problems, partial_rollout_problems)
+
+
+def test_what_becomes_of_single_groups_has_no_effect_on_whole_batches():
+    words = ["asynchrony.when_stale=drop", "asynchrony.deadline_tokens=9"]
+    [advice] = judged(planned("algorithm=grpo", STALE, *words), unused_settings)
+    assert "asynchrony.deadline_tokens=9, asynchrony.when_stale=drop have no effect" in advice.message
+    words = ["asynchrony.partial_rollouts=true", "asynchrony.on_deadline=replace"]
+    [advice] = judged(planned("algorithm=grpo", STALE, *words), unused_settings)
+    assert advice.message.startswith("asynchrony.on_deadline=replace has no effect")

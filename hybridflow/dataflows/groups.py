@@ -1,0 +1,133 @@
+"""Which groups (a prompt and its samples) begin, are trained on, or are given up: numbers only, no tokens.
+
+Step i, counted from 0, trains the weights of version i. A group admitted in step v begins with version v, so at step i
+its oldest token is at most i - v versions old. With B groups per step and depth d, at most (d + 1) B groups are in
+flight: admitted, and not trained on yet.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hybridflow.config.asynchrony import WhenStale
+
+TURN_TOKENS = 16
+"""Decoding steps between two looks at which groups have finished, while a step waits for them."""
+
+
+class State(Enum):
+    """`waiting` (not begun), `running`, or `done` (its samples have finished)."""
+
+    waiting = "waiting"
+    running = "running"
+    done = "done"
+
+
+@dataclass
+class Group:
+    """A prompt and its samples."""
+
+    uid: int
+    """Its position in the stream of prompts."""
+
+    state: State = State.waiting
+    version: int = 0
+    """The version of its oldest token: of the weights with which it began, until its samples are known."""
+
+    decode_steps: int = 0
+    """The decoding steps that its replica has taken since it began."""
+
+
+@dataclass
+class GroupQueue:
+    """The groups that are waiting, running or done, in the order of the stream.
+
+    queue.add(uids)
+    began = queue.admit(step)  # as many as there is room for
+    queue.finish(uid, oldest_version)
+    chosen = queue.chosen(step)  # None: the step has to wait for groups that run
+    queue.remove(chosen)
+    """
+
+    groups_per_step: int
+    depth: int
+    max_staleness: int
+    total_steps: int
+    when_stale: WhenStale = WhenStale.wait
+    """`wait`: no group becomes too old. `drop`: `stale` ones must be given up. `mask`: their age does not matter."""
+
+    groups: dict[int, Group] = field(default_factory=dict)
+
+    def add(self, uids: Iterable[int]) -> None:
+        """Groups that wait, after those that are in the queue."""
+        self.groups |= {uid: Group(uid) for uid in uids}
+
+    def remove(self, groups: Iterable[Group]) -> None:
+        """Groups that are trained on or given up."""
+        for group in groups:
+            del self.groups[group.uid]
+
+    def of(self, *states: State) -> list[Group]:
+        """The groups in some states, in the order of the stream."""
+        return [group for group in self.groups.values() if group.state in states]
+
+    def room(self, step: int, *, depth: int | None = None) -> int:
+        """How many more groups may be in flight at a step; `depth` replaces that of the queue."""
+        steps = min((self.depth if depth is None else depth) + 1, self.total_steps - step)
+        return max(0, steps * self.groups_per_step - len(self.of(State.running, State.done)))
+
+    def admit(self, step: int, *, depth: int | None = None) -> list[Group]:
+        """The waiting groups that begin now, oldest first."""
+        began = self.of(State.waiting)[: self.room(step, depth=depth)]
+        for group in began:
+            group.state, group.version, group.decode_steps = State.running, step, 0
+        return began
+
+    def finish(self, uid: int, oldest_version: int) -> None:
+        """The samples of a group have finished."""
+        group = self.groups[uid]
+        group.state, group.version = State.done, oldest_version
+
+    def restart(self) -> None:
+        """All groups wait: what was generated for them is lost."""
+        for group in self.groups.values():
+            group.state = State.waiting
+
+    def chosen(self, step: int) -> list[Group] | None:
+        """The groups that a step trains on, oldest first; None if it has to wait for running ones.
+
+        A step waits for as many old groups as the following steps could not take before they are too old: of those that
+        are due at step + k, all but k B.
+        """
+        done, oldest = self.of(State.done), step - self.max_staleness
+        if self.when_stale is not WhenStale.mask:
+            done = [group for group in done if group.version >= oldest]
+        if len(done) < self.groups_per_step:
+            return None
+        for later in range(self.max_staleness if self.when_stale is WhenStale.wait else 0):
+            due = [group for group in self.of(State.running, State.done) if group.version <= oldest + later]
+            ready = sum(group.state is State.done for group in due)
+            if ready < len(due) - later * self.groups_per_step:
+                return None
+        return sorted(done, key=lambda group: (group.version, group.uid))[: self.groups_per_step]
+
+    def stale(self, step: int) -> list[Group]:
+        """With `drop`: the groups that are too old for a step, and will be for every later one."""
+        if self.when_stale is not WhenStale.drop:
+            return []
+        oldest = step - self.max_staleness
+        return [group for group in self.of(State.running, State.done) if group.version < oldest]
+
+    def overdue(self, decode_steps: int) -> list[Group]:
+        """The groups that have been running for so many decoding steps."""
+        return [group for group in self.of(State.running) if group.decode_steps >= decode_steps]
+
+
+def least_loaded(loads: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """The replica of each new group of some rows, one after another: the one with the fewest rows, or the first."""
+    loads, chosen = list(loads), []
+    for size in sizes:
+        replica = min(range(len(loads)), key=lambda index: (loads[index], index))
+        loads[replica] += size
+        chosen.append(replica)
+    return chosen

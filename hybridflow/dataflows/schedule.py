@@ -1,0 +1,92 @@
+"""schedule.jsonl: what decides which weights sample which tokens in a run with partial rollouts, so that it can repeat.
+
+A line per training step: the groups that were trained on, and the decoding steps of each replica in each call that the
+new weights ended. All else follows from the settings and the data. A line `{"resumed": true}` says that groups were
+generated again.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hybridflow.errors import ConfigError, HybridflowError
+
+SCHEDULE_FILE = "schedule.jsonl"
+
+_KEY = "asynchrony.replay"
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A line."""
+
+    yielded: Sequence[Sequence[int]]
+    """Decoding steps of each replica, for each call that has ended since the step before."""
+
+    trained: Sequence[int]
+    """The `uid` of each group."""
+
+
+class Schedule:
+    """Writes the schedule of a run, and reads the one that it repeats, if any."""
+
+    def __init__(self, path: Path, replayed: Path | None) -> None:
+        self._path = path
+        self._recorded = None if replayed is None else recorded_steps(replayed)
+        self._yielded: list[Sequence[int]] = []
+
+    def limits(self, step: int, call: int) -> int | Sequence[int] | None:
+        """How long a call continues: the decoding steps, or those of each replica; None: until another call waits.
+
+        `call` counts those that were made while step `step` learned, from 0.
+        """
+        if self._recorded is None:
+            return None
+        after = self._recorded[step + 1].yielded if step + 1 < len(self._recorded) else []
+        return after[call] if call < len(after) else 0
+
+    def yielded(self, steps: Sequence[Sequence[int]]) -> None:
+        """Calls have ended."""
+        self._yielded += steps
+
+    def end_step(self, step: int, trained: Sequence[int]) -> None:
+        """Writes the line of a step; raises if the step that is repeated has trained on other groups."""
+        line = {"step": step + 1, "yielded": self._yielded, "trained": list(trained)}
+        self._append(line)
+        self._yielded = []
+        if self._recorded is not None and list(self._recorded[step].trained) != list(trained):
+            raise HybridflowError(
+                f"{_KEY}: step {step + 1} trains on the groups {list(trained)}, and the run that it repeats on"
+                f" {list(self._recorded[step].trained)}.",
+                remedy="Repeat a run with its settings, data, model and code.",
+            )
+
+    def resume(self) -> None:
+        """Groups are generated again, so that the run cannot be repeated from here on."""
+        self._yielded = []
+        if self._path.is_file():
+            self._append({"resumed": True})
+
+    def _append(self, line: object) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def recorded_steps(run_dir: Path) -> list[RecordedStep]:
+    """The schedule of a run; raises `ConfigError` if it has none, or cannot be repeated."""
+    path = run_dir / SCHEDULE_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"{_KEY}={run_dir}: there is no {SCHEDULE_FILE}.",
+            remedy="Name the directory of a run with asynchrony.partial_rollouts=true.",
+            key=_KEY,
+        )
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if any("resumed" in line for line in lines):
+        raise ConfigError(
+            f"{_KEY}={run_dir}: the run was resumed, or continued after a fault, and generated groups again.",
+            remedy="Repeat a run that was not interrupted.",
+            key=_KEY,
+        )
+    return [RecordedStep(line["yielded"], line["trained"]) for line in lines]

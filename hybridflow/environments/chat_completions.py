@@ -1,0 +1,151 @@
+"""Requests and responses of OpenAI's chat completions, as questions to the model and its replies."""
+
+import json
+import re
+import time
+from collections.abc import Mapping
+
+from hybridflow.environments.interface import Message, Reply, Tool
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_CALLS_BEGIN = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>")
+_NOT_SUPPORTED = {
+    "stream": "Replies are not streamed; leave out 'stream'.",
+    "logprobs": "Log-probabilities are kept for training; leave out 'logprobs'.",
+    "stop": "The run decides where replies end (rollout.sampling.stop); leave out 'stop'.",
+    "functions": "Use 'tools' in place of 'functions'.",
+    "audio": "Only text is supported; leave out 'audio'.",
+}
+
+
+class RequestError(Exception):
+    """A request that cannot be answered: the HTTP status, and the message and code of the error object."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    def content(self) -> dict[str, object]:
+        """The body of the response."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+
+
+class ChatCompletions:
+    """The requests of one episode.
+
+    A program sends the whole conversation each time, with replies as it got them. They are recognized by their content
+    and replaced by the messages that the transcript knows, so that the conversation continues token by token.
+    """
+
+    def __init__(self) -> None:
+        self._replies: dict[str, Message] = {}
+        self._num_replies = self._num_calls = 0
+
+    def question(self, body: bytes) -> tuple[list[Message], list[Tool]]:
+        """The conversation and the tools of a request. Raises `RequestError` for what is not supported."""
+        request = _object(body)
+        for name, reason in _NOT_SUPPORTED.items():
+            if request.get(name):
+                raise RequestError(reason, code="unsupported_parameter")
+        if request.get("n") not in (None, 1):
+            raise RequestError("One reply per request: leave out 'n', or use n=1.", code="unsupported_parameter")
+        if request.get("tool_choice") not in (None, "auto"):
+            raise RequestError("Only tool_choice='auto' is supported.", code="unsupported_parameter")
+        form = request.get("response_format")
+        if form is not None and form != {"type": "text"}:
+            raise RequestError("Only response_format={'type': 'text'} is supported.", code="unsupported_parameter")
+        messages, tools = request.get("messages"), request.get("tools") or []
+        if not isinstance(messages, list) or not messages:
+            raise RequestError("'messages' must be a list with at least one message.")
+        if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
+            raise RequestError("'tools' must be a list of {'type': 'function', 'function': {...}}.")
+        return [self._message(message, number) for number, message in enumerate(messages)], tools
+
+    def answer(self, reply: Reply) -> dict[str, object]:
+        """The response with a reply."""
+        calls = []
+        for call in reply.calls if "tool_calls" in reply.message else ():
+            function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
+            calls.append({"id": f"call{self._num_calls:05}", "type": "function", "function": function})
+            self._num_calls += 1
+        content: str | None = reply.text
+        if calls:
+            parts = _CALLS_BEGIN.split(reply.text, maxsplit=1)
+            content = (parts[0].strip() if len(parts) > 1 else "") or None
+        message: Message = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = calls
+        self._replies[_key(message)] = reply.message
+        self._num_replies += 1
+        tokens = reply.num_prompt_tokens, reply.num_tokens
+        return {
+            "id": f"chatcmpl-{self._num_replies}",
+            "object": "chat.completion",
+            "created": int(time.time()),
+            "model": "policy",
+            "choices": [
+                {
+                    "index": 0,
+                    "message": message,
+                    "finish_reason": "tool_calls" if calls else "length" if reply.is_truncated else "stop",
+                    "logprobs": None,
+                }
+            ],
+            "usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)},
+        }
+
+    def _message(self, given: object, number: int) -> Message:
+        """A message as chat templates expect it."""
+        if not isinstance(given, dict) or given.get("role") not in _ROLES:
+            raise RequestError(f"messages[{number}] must be an object with a role: {', '.join(_ROLES)}.")
+        message: Message = {"role": given["role"], "content": _text(given.get("content"), number)}
+        message |= {name: given[name] for name in ("name", "tool_call_id") if given.get(name) is not None}
+        if given["role"] != "assistant":
+            return message
+        if given.get("tool_calls"):
+            message["tool_calls"] = [_call(call, number) for call in given["tool_calls"]]
+        return self._replies.get(_key(message), message)
+
+
+def _object(body: bytes) -> dict:
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"The body is not JSON: {error}.") from error
+    if not isinstance(request, dict):
+        raise RequestError("The body must be a JSON object.")
+    return request
+
+
+def _text(content: object, number: int) -> str:
+    """The text of a message, which may be in parts."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [str(part["text"]) for part in parts if isinstance(part.get("text"), str)]
+    if isinstance(content, list) and len(texts) == len(content):
+        return "".join(texts)
+    raise RequestError(f"The content of messages[{number}] must be text; images and sound are not supported.")
+
+
+def _call(call: object, number: int) -> dict[str, object]:
+    """A tool call whose arguments are an object."""
+    try:
+        assert isinstance(call, dict)
+        function, arguments = call["function"], call["function"]["arguments"]
+        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": found}}
+    except (AssertionError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"A tool call of messages[{number}] must have 'id', 'function.name' and 'function.arguments' as JSON."
+        ) from error
+
+
+def _key(message: Mapping[str, object]) -> str:
+    """The identity of a reply: its text and its calls."""
+    calls = message.get("tool_calls") or []
+    assert isinstance(calls, list)
+    functions = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
+    plain = [[name, json.loads(found) if isinstance(found, str) else found] for name, found in functions]
+    return json.dumps([message["content"] or "", plain], sort_keys=True)

@@ -1,0 +1,147 @@
+"""An OpenAI-style endpoint on this machine, with which a program asks the model for replies in one episode."""
+
+import asyncio
+import concurrent.futures
+import hmac
+import json
+import logging
+import secrets
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from types import TracebackType
+
+from hybridflow.environments.chat_completions import ChatCompletions, RequestError
+from hybridflow.environments.interface import EpisodeOver, Model
+
+logger = logging.getLogger(__name__)
+
+_PATH = "/v1/chat/completions"
+_MOST_BYTES = 64 << 20
+
+
+class Endpoint:
+    """Serves `POST /v1/chat/completions` on a port of 127.0.0.1, with a key of its own, until it is left.
+
+    Must be entered in the event loop in which `model` replies.
+
+        with Endpoint(model) as endpoint:
+            await run(program, env=os.environ | endpoint.variables)
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.over: str | None = None
+        """The limit that the episode has reached, once a request was refused because of it."""
+
+        self._model = model
+        self._chat = ChatCompletions()
+        self._key = f"hf-{secrets.token_hex(16)}"
+        self._loop = asyncio.get_running_loop()
+        self._server = _Server(self)
+        self._thread = Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+
+    def __enter__(self) -> "Endpoint":
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables by which OpenAI's clients find it."""
+        return {"OPENAI_BASE_URL": f"http://127.0.0.1:{self._server.server_port}/v1", "OPENAI_API_KEY": self._key}
+
+    def check_key(self, header: str | None) -> None:
+        """Raises `RequestError` unless the header has this episode's key."""
+        given = (header or "").removeprefix("Bearer ").strip()
+        if not hmac.compare_digest(given.encode(), self._key.encode()):
+            raise RequestError(
+                "The key is not that of a running episode; send the value of OPENAI_API_KEY.",
+                status=HTTPStatus.UNAUTHORIZED,
+                code="invalid_api_key",
+            )
+
+    def completion(self, body: bytes) -> dict[str, object]:
+        """The response to a request; waits for the model's reply. Called by the server's threads."""
+        messages, tools = self._chat.question(body)
+        asked = asyncio.run_coroutine_threadsafe(self._model.reply(messages, tools=tools), self._loop)
+        try:
+            return self._chat.answer(asked.result())
+        except EpisodeOver as over:
+            self.over = str(over)
+            raise RequestError(
+                f"The episode has reached its limit ({over}), so the model does not reply any more.",
+                code="context_length_exceeded",
+            ) from over
+        except concurrent.futures.CancelledError as error:
+            raise RequestError("The episode has ended.", status=HTTPStatus.GONE, code="episode_ended") from error
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False  # a request may wait for a reply when the episode ends
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.endpoint = endpoint
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        assert isinstance(self.server, _Server), f"{self.server}"
+        return self.server.endpoint
+
+    def do_POST(self) -> None:
+        try:
+            body = self._body()
+            self._endpoint.check_key(self.headers.get("Authorization"))
+            if self.path.split("?")[0] != _PATH:
+                raise RequestError(
+                    f"There is no {self.path}; the endpoint has POST {_PATH}.",
+                    status=HTTPStatus.NOT_FOUND,
+                    code="not_found",
+                )
+            self._send(HTTPStatus.OK, self._endpoint.completion(body))
+        except RequestError as error:
+            self._send(error.status, error.content())
+
+    def do_GET(self) -> None:
+        try:
+            self._endpoint.check_key(self.headers.get("Authorization"))
+            if self.path != "/v1/models":
+                raise RequestError(f"There is no {self.path}.", status=HTTPStatus.NOT_FOUND, code="not_found")
+            model = {"id": "policy", "object": "model", "created": 0, "owned_by": "hybridflow"}
+            self._send(HTTPStatus.OK, {"object": "list", "data": [model]})
+        except RequestError as error:
+            self._send(error.status, error.content())
+
+    def _body(self) -> bytes:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _MOST_BYTES:
+            self.close_connection = True
+            raise RequestError(
+                f"A request needs a Content-Length of at most {_MOST_BYTES} bytes.",
+                status=HTTPStatus.LENGTH_REQUIRED,
+                code="length_required",
+            )
+        return self.rfile.read(int(length))
+
+    def _send(self, status: int, content: dict[str, object]) -> None:
+        body = json.dumps(content).encode()
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError as error:
+            logger.debug("the program has closed its connection: %s", error)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged."""

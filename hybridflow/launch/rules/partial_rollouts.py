@@ -1,0 +1,51 @@
+"""Rules on partial rollouts: which runs have rows that can continue with new weights, and which can be repeated."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from hybridflow.config.choices import is_own
+from hybridflow.dataflows.schedule import recorded_steps
+from hybridflow.engines.rollout.custom import custom_engine
+from hybridflow.errors import ConfigError
+from hybridflow.launch.plan.plan import RunPlan
+
+_PARTIAL = "asynchrony.partial_rollouts=true"
+
+
+def partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
+    """Rows that cannot continue from call to call, and a schedule that cannot be repeated."""
+    config = plan.config
+    if not config.asynchrony.partial_rollouts:
+        return
+    if not config.asynchrony.max_staleness:
+        yield ConfigError(
+            f"{_PARTIAL} with asynchrony.max_staleness=0: a response that continues with new weights has older tokens.",
+            remedy="Set asynchrony.max_staleness to 1 or more, or leave asynchrony.partial_rollouts out.",
+            key="asynchrony.partial_rollouts",
+            among=["asynchrony.max_staleness", "asynchrony.partial_rollouts"],
+        )
+    if config.environment.name is not None:
+        yield ConfigError(
+            f"{_PARTIAL} with environment={config.environment.name}: episodes do not continue after an update.",
+            remedy="Use asynchrony.partial_rollouts=false: batches of episodes are then generated ahead.",
+            key="asynchrony.partial_rollouts",
+            among=["environment.name", "asynchrony.partial_rollouts"],
+        )
+    engine = config.rollout.engine
+    if engine is not None and is_own(engine) and "submit" not in dir(custom_engine(engine)):
+        yield ConfigError(
+            f"{_PARTIAL}: rollout.engine={engine} has no method submit, so its rows cannot continue after an update.",
+            remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine, or use"
+            " asynchrony.partial_rollouts=false.",
+            key="rollout.engine",
+        )
+    if config.asynchrony.replay is not None:
+        recorded = len(recorded_steps(Path(config.asynchrony.replay)))
+        if recorded < config.trainer.total_steps:
+            yield ConfigError(
+                f"asynchrony.replay={config.asynchrony.replay} has {recorded} steps, and this run"
+                f" trainer.total_steps={config.trainer.total_steps}.",
+                remedy=f"Set trainer.total_steps={recorded}, the number of steps to repeat.",
+                key="asynchrony.replay",
+                among=["asynchrony.replay", "trainer.total_steps"],
+            )

@@ -1,0 +1,128 @@
+"""Rows that one replica of a rollout generates over several calls, with whatever weights it has meanwhile."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Required, TypedDict
+
+import torch
+
+from hybridflow.batch import Batch
+from hybridflow.batch.versions import DECODE_STEPS
+from hybridflow.config.rollout import DEFAULT_SEQUENCES, Sampling
+from hybridflow.controller.protocols import GENERATION, part_of
+from hybridflow.controller.worker import WorkerContext
+from hybridflow.engines.rollout.interface import RolloutEngine
+
+CHECK_EVERY_TOKENS = 4
+"""How often a replica that yields asks whether another call waits; the ranks of a divided one agree on the answer."""
+
+_AXES = ("pipeline", "tensor")
+
+
+class Turn(TypedDict, total=False):
+    """The arguments of `PartialRollouts.advance` after the prompts."""
+
+    replicas: Sequence[int]
+    withdrawn: Sequence[tuple[int, int]] | None
+    max_tokens: Required[int | Sequence[int | None] | None]
+    yields: bool
+
+
+class PartialRollouts:
+    """Rows that stay in a rollout engine from call to call, until they have finished or are withdrawn.
+
+    Every rank of the rollout gets the same calls; those of one replica take the same steps.
+
+        partial = PartialRollouts(context, engine, sampling, max_response_tokens=128, max_sequences=256, seed=0)
+        finished = partial.advance(prompts, replicas=[0, 0, 1], max_tokens=[16, 16])
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        engine: RolloutEngine,
+        sampling: Sampling,
+        *,
+        max_response_tokens: int,
+        max_sequences: int | None,
+        seed: int,
+    ) -> None:
+        mesh = context.meshes["generation"]
+        self._context = context
+        self._engine = engine
+        self._sampling = sampling
+        self._max_response_tokens = max_response_tokens
+        self._max_sequences = max_sequences or DEFAULT_SEQUENCES
+        self._seed = seed
+        self._replica = part_of(GENERATION, mesh, context.rank)
+        self._ranks = context.rendezvous.ranks(context.role, mesh) if mesh.count_along(_AXES) > 1 else None
+        if self._ranks is not None:
+            self._ranks.group(*_AXES)  # all ranks of the rollout make it together
+        self._running: set[tuple[int, int]] = set()
+
+    def advance(
+        self,
+        prompts: Batch | None,
+        *,
+        replicas: Sequence[int] = (),
+        withdrawn: Sequence[tuple[int, int]] | None = (),
+        max_tokens: int | Sequence[int | None] | None,
+        yields: bool = False,
+    ) -> Batch:
+        """Withdraws rows, submits others, and samples tokens of all running rows; returns those that have finished.
+
+        `replicas` has the replica of each row of `prompts`, and `max_tokens` the most decoding steps, of all replicas
+        or of each (None: until no row runs). `withdrawn` are (uid, sample_index) of rows to return with the tokens that
+        they have; with None, all rows are dropped. With `yields`, it returns when its process has been sent another
+        call.
+        Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS` and the replica.
+        """
+        before, is_divided = self._engine.num_steps, self._ranks is not None
+        # The ranks of a divided replica compute each token together: none may leave the others.
+        with nullcontext() if is_divided else self._context.interruptible():
+            parts = [self._withdrawn(withdrawn)]
+            self._submit(prompts, replicas)
+            limit = max_tokens[self._replica] if isinstance(max_tokens, Sequence) else max_tokens
+            while self._engine.num_running and not (yields and self._is_awaited()):
+                left = CHECK_EVERY_TOKENS
+                if limit is not None:
+                    left = min(left, limit - (self._engine.num_steps - before))
+                    if left <= 0:
+                        break
+                parts.append(self._engine.poll(max_tokens=left))
+        found = Batch.concat(parts)
+        self._running.difference_update(_names(found))
+        steps = {f"{DECODE_STEPS}{self._replica}": self._engine.num_steps - before}
+        return Batch(found.by_name, found.meta | steps, size=len(found))
+
+    def _withdrawn(self, names: Sequence[tuple[int, int]] | None) -> Batch:
+        """The withdrawn rows of this replica; none if all are dropped."""
+        if names is None:
+            self._engine.withdraw()
+            self._running.clear()
+        own = torch.tensor([name for name in names or () if name in self._running], dtype=torch.int64).reshape(-1, 2)
+        return self._engine.withdraw(Batch.of(rows={"uid": own[:, 0].clone(), "sample_index": own[:, 1].clone()}))
+
+    def _submit(self, prompts: Batch | None, replicas: Sequence[int]) -> None:
+        """Submits this replica's rows: together if all have a place, else each group for itself, so that none waits
+        until there are places for all."""
+        if prompts is None:
+            return
+        rows = prompts.select([row for row, replica in enumerate(replicas) if replica == self._replica])
+        if not len(rows):
+            return
+        self._running.update(_names(rows))
+        has_places = self._engine.num_running + len(rows) <= self._max_sequences
+        _, sizes = rows.row("uid").unique_consecutive(return_counts=True)
+        for part in [rows] if has_places else rows.split(sizes.tolist()):
+            self._engine.submit(part, self._sampling, max_response_tokens=self._max_response_tokens, seed=self._seed)
+
+    def _is_awaited(self) -> bool:
+        if self._ranks is None:
+            return self._context.is_awaited()
+        is_first = self._ranks.mesh.index_along(self._ranks.rank, _AXES) == 0
+        return bool(self._ranks.maximum(int(is_first and self._context.is_awaited()), *_AXES))
+
+
+def _names(rows: Batch) -> list[tuple[int, int]]:
+    return list(zip(rows.row("uid").tolist(), rows.row("sample_index").tolist(), strict=True))

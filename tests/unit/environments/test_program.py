@@ -1,0 +1,126 @@
+"""Programs that talk to an OpenAI-style endpoint: the same episodes, clear errors, and rewards."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.loading import load_environment
+from hybridflow.errors import ConfigError, EpisodeError
+from tests.unit.environments.players import Player, prompts_of
+
+AGENT = Path(__file__).with_name("agent.py")
+TEXTS = ["12+34=", "7+8="]
+
+
+def program(*how: object) -> str:
+    return " ".join([sys.executable, str(AGENT), *(f"'{part}'" for part in how)])
+
+
+def test_a_program_plays_the_same_episodes_as_a_coroutine(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS, samples=2)
+    with Player(tokenizer, "echo", processes=0, max_turn_tokens=6) as player:
+        expected = player.play(prompts)
+    with Player(tokenizer, program=program("echo"), processes=4, max_turn_tokens=6) as player:
+        found = player.play(prompts)
+    assert found.tokens("response_ids").values.tolist() == expected.tokens("response_ids").values.tolist()
+    assert found.tokens("response_mask").values.tolist() == expected.tokens("response_mask").values.tolist()
+    assert found.object("episode_return") == [6.0] * 4 and found.meta["environment/info/turns"] == 12.0
+
+
+def test_openais_client_understands_the_endpoint(tokenizer):
+    pytest.importorskip("openai")
+    with Player(tokenizer, program=program("client"), processes=1, max_turn_tokens=6) as player:
+        assert player.play(prompts_of(tokenizer, TEXTS[:1])).object("episode_return") == [1.5]
+
+
+def test_requests_that_cannot_be_answered_say_why(tokenizer, tmp_path):
+    answers = tmp_path / "answers.json"
+    with Player(tokenizer, program=program("mistakes", answers), processes=1, max_turn_tokens=6) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:1]))
+    assert found.row("turns").tolist() == [1.0]
+    *refused, answered = json.loads(answers.read_text())
+    assert answered == [200, None]
+    assert [(status, error["code"]) for status, error in refused] == [
+        (401, "invalid_api_key"),
+        (404, "not_found"),
+        (400, "unsupported_parameter"),
+        (400, "unsupported_parameter"),
+        (400, "invalid_request"),
+        (400, "invalid_request"),
+        (400, "invalid_request"),
+        (400, "invalid_request"),
+        (400, "unsupported_parameter"),
+    ]
+    wanted = (
+        "OPENAI_API_KEY",
+        "POST /v1/chat/completions",
+        "'stream'",
+        "n=1",
+        "at least one message",
+        "with a role",
+        "must be text",
+        "'tools' must be",
+        "tool_choice='auto'",
+    )
+    assert all(part in error["message"] for part, (_, error) in zip(wanted, refused, strict=True))
+
+
+def test_a_program_may_begin_another_conversation(tokenizer):
+    settings = {"processes": 1, "max_turn_tokens": 6, "settings": {"reward": "none"}}
+    with Player(tokenizer, program=program("forks"), **settings) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:1]))
+    assert found.row("turns").tolist() == [2.0] and found.tokens("fork_starts").lengths.tolist() == [1]
+
+
+def test_a_program_that_is_refused_at_a_limit_ends_its_episode_with_nothing(tokenizer):
+    with Player(tokenizer, program=program("until_over"), processes=1, max_turns=2, max_turn_tokens=6) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:1]))
+    assert found.row("turns").tolist() == [2.0] and found.object("episode_return") == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("hangs", "took longer than environment.step_seconds=5"),
+        ("fails", "its program exited with status 1: no more disk"),
+        ("silent", "without a reply of the model"),
+        ("talks", "is not a reward: 'well done'"),
+    ],
+)
+def test_a_program_that_fails_is_an_error(tokenizer, how, found):
+    settings = {"processes": 1, "max_turn_tokens": 6, "step_seconds": 5.0, "retries": 0}
+    with Player(tokenizer, program=program(how), **settings) as player, pytest.raises(EpisodeError) as error:
+        player.play(prompts_of(tokenizer, TEXTS[:1]))
+    assert found in error.value.message and error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("how", "reward", "expected"),
+    [("loses", "exit_status", 0.0), ("talks", "exit_status", 1.0), ("talks", "none", 0.0)],
+)
+def test_the_reward_may_be_the_exit_status_or_that_of_another_function(tokenizer, how, reward, expected):
+    settings = {"processes": 1, "max_turn_tokens": 6, "settings": {"reward": reward}}
+    with Player(tokenizer, program=program(how), **settings) as player:
+        assert player.play(prompts_of(tokenizer, TEXTS[:1])).object("episode_return") == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "found", "remedy"),
+    [
+        ({"program": "pythn agent.py"}, "there is no program 'pythn'", "PATH"),
+        ({"program": ""}, "there is no program ''", "PATH"),
+        ({"program": "python 'agent.py"}, "is not a command", "Quote"),
+        ({"program": "true none.py"}, "there is no file none.py", "every node"),
+        ({"program": "true", "name": "guess_number"}, "are both set", "Leave one"),
+        ({"program": "true", "processes": 0}, "needs environment.processes=1", "environment.processes"),
+        ({"program": "true", "settings": {"reward": "last"}}, "no setting reward=last", "exit_status"),
+        ({"program": "true", "settings": {"size": 4}}, "no setting size=4", "settings.reward"),
+    ],
+)
+def test_a_program_that_cannot_run_is_an_error(settings, found, remedy):
+    with pytest.raises(ConfigError) as error:
+        load_environment(EnvironmentSettings(**settings))
+    assert found in error.value.message and remedy in error.value.remedy

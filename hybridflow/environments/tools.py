@@ -18,7 +18,7 @@ _MOST_CHARACTERS = 4_000
 
 @dataclass(frozen=True)
 class ToolAnswer:
-    """What a tool answers, and the reward of the call."""
+    """The answer of a tool, and the reward of the call."""
 
     text: str
     reward: float = 0.0

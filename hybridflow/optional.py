@@ -14,6 +14,7 @@ _EXTRAS = {
     "math_verify": ["math"],
     "vaderSentiment": ["recipes"],
     "reasoning_gym": ["reasoning-gym"],
+    "mcp": ["mcp"],
     "s3fs": ["s3"],
     "gcsfs": ["gcs"],
     "wandb": ["wandb"],

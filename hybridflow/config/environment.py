@@ -23,8 +23,8 @@ class EnvironmentSettings(Section):
     """See `Section.word`."""
 
     name: str | None = None
-    """A built-in name (guess_number, calculator, frozen_lake, kuhn_poker), or a class or coroutine of your own as
-    `path/file.py:name` or `my_package.name`. null: the model answers each prompt once."""
+    """A built-in name (guess_number, calculator, frozen_lake, kuhn_poker, tools), or a class, coroutine or list of your
+    own as `path/file.py:name` or `my_package.name`. null: the model answers each prompt once."""
 
     program: str | None = None
     """A command that plays an episode, such as `python agent.py`, in place of `name`: it asks the model for replies at
@@ -32,6 +32,11 @@ class EnvironmentSettings(Section):
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the class. Of a program: `reward=last_line`, the default, `exit_status` or `none`."""
+
+    mcp: list[str] = field(default_factory=list)
+    """Commands of MCP servers on standard input and output, such as `python server.py`, whose tools the model may call
+    in addition to those of the environment; `environment=tools` has no others. Each process of the environment starts
+    its own servers."""
 
     max_turns: Annotated[int, AT_LEAST_1] = 8
     """Maximum number of replies of the model in an episode."""

@@ -58,6 +58,12 @@ _PATHS = {
     "calculator/eval": "calculator/eval.jsonl",
     "calculator/pairs": "calculator/pairs.jsonl",
     "calculator/eval_pairs": "calculator/eval_pairs.jsonl",
+    "games": "games/model",
+    "games/guess_number": "games/guess_number.jsonl",
+    "games/calculator": "games/calculator.jsonl",
+    "games/calculator_eval": "games/calculator_eval.jsonl",
+    "games/frozen_lake": "games/frozen_lake.jsonl",
+    "games/kuhn_poker": "games/kuhn_poker.jsonl",
 }
 
 

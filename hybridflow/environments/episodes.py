@@ -3,13 +3,23 @@
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.user_code import described, ending_forks
-from hybridflow.environments.interface import EpisodeOver, Failed, Finished, Message, Model, Observation, Start
+from hybridflow.environments.interface import (
+    EpisodeOver,
+    Failed,
+    Finished,
+    Message,
+    Model,
+    Observation,
+    Start,
+    awaited,
+)
 from hybridflow.environments.loading import LoadedEnvironment, made
+from hybridflow.environments.mcp_servers import server_tools
 from hybridflow.environments.tools import Toolbox
 from hybridflow.errors import EpisodeError, HybridflowError
 
@@ -52,9 +62,12 @@ async def _play_coroutine(
 ) -> Finished:
     seed = {"seed": start.seed} if environment.takes_seed else {}
     try:
-        answer = await _awaited(environment.make(model, start.row, **seed, **config.settings))
+        answer = await awaited(environment.make(model, start.row, **seed, **config.settings))
     except EpisodeOver as over:
         return Finished([0.0] * model.num_replies, {"over": str(over)})
+    if isinstance(answer, Finished):
+        rewards = [_number(reward, "the coroutine", "Return finite numbers.") for reward in answer.rewards]
+        return Finished(rewards, _plain(answer.info))
     reward, info = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     number = _number(reward, "the coroutine", "Return the reward as a number, or (reward, info).")
     return Finished([*[0.0] * (model.num_replies - 1), number], _plain(info))
@@ -64,7 +77,7 @@ async def _play_steps(
     environment: LoadedEnvironment, config: EnvironmentSettings, start: Start, model: Model
 ) -> Finished:
     own: object = made(environment, config)
-    toolbox = Toolbox.of(vars(type(own)).get("tools", vars(own).get("tools", ())), own)
+    toolbox = Toolbox.of(vars(type(own)).get("tools", vars(own).get("tools", ())), own, server_tools(config))
     rewards: list[float] = []
     known: dict = {}
     try:
@@ -77,8 +90,9 @@ async def _play_steps(
             reply = await model.reply(messages, tools=toolbox.schemas)
             messages.append(reply.message)
             if reply.calls:
-                messages += toolbox.answers(reply.calls)
-                rewards.append(0.0)
+                answers, reward = await toolbox.answers(reply.calls)
+                messages += answers
+                rewards.append(_number(reward, "a tool", "Return a finite number."))
                 continue
             observation, reward, done, info = _checked_step(await _called(own, "step", reply.text))
             rewards.append(reward)
@@ -87,18 +101,17 @@ async def _play_steps(
                 return Finished(rewards, known)
             messages += _messages(observation, "step", is_chat=is_chat)
     except EpisodeOver as over:
-        return Finished([*rewards, *[0.0] * (model.num_replies - len(rewards))], known | {"over": str(over)})
+        rewards += [0.0] * (model.num_replies - len(rewards))
+        if rewards and inspect.getattr_static(own, "over", None) is not None:
+            rewards[-1] += _number(await _called(own, "over"), "over", "Return the reward as a number.")
+        return Finished(rewards, known | {"over": str(over)})
     finally:
         if inspect.getattr_static(own, "close", None) is not None:
             await _called(own, "close")
 
 
 async def _called(owner: object, method: str, *arguments: object, **named: object) -> object:
-    return await _awaited(getattr(owner, method)(*arguments, **named))
-
-
-async def _awaited(answer: object) -> object:
-    return await answer if isinstance(answer, Awaitable) else answer
+    return await awaited(getattr(owner, method)(*arguments, **named))
 
 
 def _messages(observation: object, method: str, *, is_chat: bool) -> list[Message]:

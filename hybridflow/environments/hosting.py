@@ -11,6 +11,7 @@ from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.episodes import run_episode
 from hybridflow.environments.interface import Ask, Event, Failed, Finished, Model, Over, Reply, Request, Start
 from hybridflow.environments.loading import load_environment
+from hybridflow.environments.mcp_servers import server_tools
 from hybridflow.errors import ConfigError, EpisodeError
 
 Code = dict[str, str]
@@ -42,6 +43,7 @@ def serve_episodes(connection: Connection, config: EnvironmentSettings) -> None:
     """Loads the environment, then runs episodes until disconnected."""
     try:
         environment = load_environment(config)
+        server_tools(config)
     except ConfigError as error:
         connection.send_bytes(json.dumps(["error", f"{error.message} {error.remedy}"]).encode())
         return

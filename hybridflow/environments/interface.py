@@ -18,7 +18,8 @@ class Environment(Protocol):
     """A game or task that the model acts in, one object per episode. Any of the methods may be a coroutine function.
 
     An attribute `tools`, a list of typed functions with docstrings, offers tools: the model's calls are answered by
-    them, and only replies without a call become a step. `close` is optional.
+    them, and only replies without a call become a step. `close` is optional, and so is `over`, which returns the reward
+    of an episode that ends at a limit of turns or tokens.
 
         class Guess:
             def reset(self, row, *, seed):
@@ -136,3 +137,8 @@ class Model:
             raise EpisodeOver(answer.reason)
         self.num_replies += trained
         return answer
+
+
+async def awaited(answer: object) -> object:
+    """The result of a function of a user, which may be a coroutine function."""
+    return await answer if isinstance(answer, Awaitable) else answer

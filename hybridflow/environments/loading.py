@@ -1,16 +1,23 @@
 """Loads the class or coroutine that `environment` names, and checks what can be known of it before an episode."""
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.config.user_code import described, ending_forks, load_callable, named_parameters
+from hybridflow.config.user_code import described, ending_forks, load_member, named_parameters
+from hybridflow.environments.adapters.factory import adapter_of
+from hybridflow.environments.adapters.interface import methods_of
+from hybridflow.environments.adapters.verl import is_agent_loop
 from hybridflow.environments.built_in.factory import BUILT_IN
+from hybridflow.environments.built_in.tools import Tools
 from hybridflow.environments.program import check_program, play_program
 from hybridflow.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _METHODS = {
     "reset": "def reset(self, row, *, seed): return 'the first prompt'",
@@ -47,17 +54,27 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
             remedy=f"{did_you_mean(name, BUILT_IN)}Built in are: {', '.join(BUILT_IN)}. Your own is named"
             " path/file.py:Class.",
         )
-    found = BUILT_IN.get(name) or load_callable(name, key="environment", what="class or coroutine function")
+    found = BUILT_IN.get(name) or load_member(name, key="environment")
+    is_trusted = name in BUILT_IN and not config.mcp
     if inspect.iscoroutinefunction(found):
-        return _coroutine(found, config, is_trusted=name in BUILT_IN)
-    if not inspect.isclass(found):
+        return _coroutine(found, config, is_trusted=is_trusted)
+    if isinstance(found, list | tuple):
+        logger.info("environment=%s kind='a list of %d tools'", name, len(found))
+        return LoadedEnvironment(partial(Tools, found), is_coroutine=False, takes_seed=False, is_trusted=False)
+    if not callable(found):
         raise ConfigError(
-            f"environment={name} is a function, but not a coroutine function.",
-            remedy="Write 'async def episode(model, row)', or a class with reset and step.",
+            f"environment: {name} is of type {type(found).__name__}, not a class or coroutine function.",
+            remedy="Name a class, a coroutine function, a function that returns an environment, or a list of tools.",
         )
+    kind = found if inspect.isclass(found) else _made_by(found, config)
+    if adapter := adapter_of(kind):
+        logger.info("environment=%s kind='%s'", name, adapter.kind)
+        return LoadedEnvironment(adapter.adapted(found), adapter.is_coroutine, takes_seed=True, is_trusted=False)
+    if is_agent_loop(kind) or not inspect.isclass(found):
+        raise _unknown(name, kind)
     _check_class(found, config)
-    takes_seed = "seed" in inspect.signature(vars_of(found)["reset"]).parameters
-    return LoadedEnvironment(found, is_coroutine=False, takes_seed=takes_seed, is_trusted=name in BUILT_IN)
+    takes_seed = "seed" in inspect.signature(methods_of(found)["reset"]).parameters
+    return LoadedEnvironment(found, is_coroutine=False, takes_seed=takes_seed, is_trusted=is_trusted)
 
 
 def made(environment: LoadedEnvironment, config: EnvironmentSettings) -> object:
@@ -73,10 +90,33 @@ def made(environment: LoadedEnvironment, config: EnvironmentSettings) -> object:
         ) from error
 
 
-def vars_of(kind: type) -> dict[str, Callable[..., object]]:
-    """The functions among the attributes of a class and its base classes."""
-    found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-    return {name: value for name, value in found.items() if inspect.isfunction(value)}
+def _unknown(name: str, kind: type) -> ConfigError:
+    if is_agent_loop(kind):
+        return ConfigError(
+            f"environment={name} is an agent loop of verl, which makes token ids itself.",
+            remedy="Write 'async def episode(model, row)', whose 'await model.reply(messages)' takes the place of"
+            " 'self.server_manager.generate(...)'.",
+        )
+    return ConfigError(
+        f"environment={name} is a function that returns a {kind.__name__}, not an environment that hybridflow"
+        " recognizes.",
+        remedy="Return an environment, or write a class with reset and step.",
+    )
+
+
+def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
+    """The class of what a function returns for `environment.settings`, such as `gem.make`."""
+    parameters = named_parameters(found)
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in config.settings]
+    if missing:
+        raise ConfigError(
+            f"environment={config.name} is a function, but not a coroutine function; environment.settings does not give"
+            f" it: {', '.join(missing)}.",
+            remedy="Write 'async def episode(model, row)', a class with reset and step, or a function that returns an"
+            " environment.",
+        )
+    environment = LoadedEnvironment(found, is_coroutine=False, takes_seed=False, is_trusted=False)
+    return type(made(environment, config))
 
 
 def _coroutine(found: Callable[..., Awaitable], config: EnvironmentSettings, *, is_trusted: bool) -> LoadedEnvironment:
@@ -91,7 +131,7 @@ def _coroutine(found: Callable[..., Awaitable], config: EnvironmentSettings, *, 
 
 
 def _check_class(found: type, config: EnvironmentSettings) -> None:
-    functions = vars_of(found)
+    functions = methods_of(found)
     for method, how in _METHODS.items():
         if method not in functions:
             raise ConfigError(

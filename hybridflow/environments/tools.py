@@ -1,7 +1,8 @@
-"""Tools: typed Python functions whose schemas the chat template shows, and which the model calls."""
+"""Tools that the model calls: typed Python functions, and tools of other systems with a JSON schema."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import get_type_hints
 
 from transformers.utils.chat_template_utils import get_json_schema
@@ -15,63 +16,113 @@ _MOST_CHARACTERS = 4_000
 """Maximum length of a tool's answer; the rest is cut off."""
 
 
+@dataclass(frozen=True)
+class ToolAnswer:
+    """The answer of a tool, and the reward of the call."""
+
+    text: str
+    reward: float = 0.0
+
+
+@dataclass(frozen=True)
+class CallableTool:
+    """A tool with its JSON schema, in the form that chat templates expect.
+
+    `call` gets the arguments of a call, and returns the answer (`ToolAnswer`, or anything with a text) or an awaitable
+    of it. It raises `EpisodeError` for arguments that do not fit.
+    """
+
+    schema: Tool
+    call: Callable[[dict], object]
+
+    @property
+    def name(self) -> str:
+        """The name by which the model calls it."""
+        function = self.schema["function"]
+        assert isinstance(function, Mapping), f"the schema of a tool: {self.schema}"
+        return str(function["name"])
+
+
 class Toolbox:
     """The tools of an episode. Mistakes of the model are answered with a message that explains them."""
 
-    def __init__(self, functions: Mapping[str, Callable[..., object]]) -> None:
-        self._functions = functions
-        self.schemas: list[Tool] = [tool_schema(function) for function in functions.values()]
+    def __init__(self, tools: Sequence[CallableTool]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        self.schemas: list[Tool] = [tool.schema for tool in self._tools.values()]
         """JSON schemas, in the form that chat templates expect."""
 
     @staticmethod
-    def of(declared: object, owner: object) -> "Toolbox":
-        """The functions in an environment's `tools`; those that are methods of its class are bound to it."""
-        if not isinstance(declared, Sequence) or not all(map(callable, declared)):
+    def of(declared: object, owner: object, further: Sequence[CallableTool] = ()) -> "Toolbox":
+        """The tools in an environment's `tools`, whose functions are bound to it if they are methods, and others.
+
+        Raises `ConfigError` if two of them have the same name.
+        """
+        if not isinstance(declared, Sequence) or not all(callable(t) or isinstance(t, CallableTool) for t in declared):
             raise ConfigError(
                 f"tools={str(declared)[:80]} is not a list of functions.", remedy="Write tools = [function, ...]."
             )
         own = vars(type(owner)).values()
         bound = [tool.__get__(owner) if inspect.isfunction(tool) and tool in own else tool for tool in declared]
-        return Toolbox({tool.__name__: tool for tool in bound})
+        tools = [tool if isinstance(tool, CallableTool) else function_tool(tool) for tool in bound]
+        names = [tool.name for tool in (*tools, *further)]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"Two tools of the environment are named '{twice}'.", remedy="Rename one of them.")
+        return Toolbox([*tools, *further])
 
-    def answers(self, calls: Sequence[Mapping[str, object]]) -> list[Message]:
-        """One message per call: the tool's answer, or what was wrong with the call."""
-        return [{"role": "tool", "content": self._answer(call)[:_MOST_CHARACTERS]} for call in calls]
+    async def answers(self, calls: Sequence[Mapping[str, object]]) -> tuple[list[Message], float]:
+        """One message per call, with the tool's answer or what was wrong with the call; and the reward of the calls."""
+        found = [await self._answer(call) for call in calls]
+        messages: list[Message] = [{"role": "tool", "content": answer.text[:_MOST_CHARACTERS]} for answer in found]
+        return messages, sum(answer.reward for answer in found)
 
-    def _answer(self, call: Mapping[str, object]) -> str:
+    async def _answer(self, call: Mapping[str, object]) -> ToolAnswer:
         if "error" in call:
-            return f"Error: {call['error']}"
+            return ToolAnswer(f"Error: {call['error']}")
         name, arguments = str(call["name"]), call["arguments"]
-        if name not in self._functions:
-            known = ", ".join(self._functions) or "none"
-            return f"Error: there is no tool '{name}'. {did_you_mean(name, self._functions)}Tools: {known}."
-        function = self._functions[name]
+        if name not in self._tools:
+            known = ", ".join(self._tools) or "none"
+            return ToolAnswer(f"Error: there is no tool '{name}'. {did_you_mean(name, self._tools)}Tools: {known}.")
         if not isinstance(arguments, dict):
-            return f"Error: the arguments of {name} must be an object."
+            return ToolAnswer(f"Error: the arguments of {name} must be an object.")
         try:
-            inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            return f"Error: {name}{inspect.signature(function)} cannot be called with these arguments: {error}."
-        wrong = _wrong_types(function, arguments)
-        if wrong:
-            return f"Error: {name}: {wrong}."
-        try:
-            return _result(function, arguments)
+            answer = await _result(self._tools[name], arguments)
         except EpisodeError as error:
-            return error.message
+            return ToolAnswer(error.message)
+        return answer if isinstance(answer, ToolAnswer) else ToolAnswer(str(answer))
 
 
-def _result(function: Callable[..., object], arguments: Mapping[str, object]) -> str:
-    """The result as text. Raises `EpisodeError` for what the function raises, except an `OSError`.
+async def _result(tool: CallableTool, arguments: dict) -> object:
+    """The answer of a tool. Raises `EpisodeError` for what the tool raises, except an `OSError`.
 
     The model may have asked for something impossible, and can react to the reason.
     """
     try:
-        return str(function(**arguments))
-    except OSError:
+        answer = tool.call(arguments)
+        return await answer if isinstance(answer, Awaitable) else answer
+    except (OSError, EpisodeError):
         raise
     except Exception as error:
         raise EpisodeError(f"Error: {described(error, callers={__file__})}", remedy="Call it differently.") from error
+
+
+def function_tool(function: Callable[..., object]) -> CallableTool:
+    """A typed function with a docstring as a tool. Raises `ConfigError` if it lacks types or descriptions."""
+    schema = tool_schema(function)
+    name = function.__name__
+
+    def call(arguments: dict) -> object:
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            shown = f"{name}{inspect.signature(function)}"
+            raise EpisodeError(
+                f"Error: {shown} cannot be called with these arguments: {error}.", remedy="Call it differently."
+            ) from error
+        if wrong := _wrong_types(function, arguments):
+            raise EpisodeError(f"Error: {name}: {wrong}.", remedy="Call it differently.")
+        return function(**arguments)
+
+    return CallableTool(schema, call)
 
 
 def tool_schema(function: Callable[..., object]) -> Tool:

@@ -43,6 +43,7 @@ NOT_RUN = {
     r"python -m pdb ": "is interactive; the same command without pdb is run",
     r"'reward\.functions=": "is a pair of settings, not a command",
     r".*trainer\.checkpoint_url=s3:": "needs a bucket: tests/distributed/test_checkpoint_url.py",
+    r".*environment\.mcp=": "starts a server: tests/unit/environments/test_mcp_servers.py",
     r".*trainer\.nodes=2": "needs two nodes: tests/distributed/test_several_nodes.py",
 }
 """Patterns of commands that are not run, and the reason."""

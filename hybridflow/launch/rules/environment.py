@@ -4,11 +4,12 @@ import inspect
 from collections.abc import Iterator
 
 from hybridflow.config.choices import is_own
-from hybridflow.config.environment import Credit
+from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import learns_from_samples
 from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.environments.loading import load_environment
+from hybridflow.environments.mcp_servers import check_servers
 from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.dataflow import WITHOUT_TRAINING
 from hybridflow.launch.plan.plan import RunPlan
@@ -29,8 +30,15 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
                 "reward.functions names 'environment', but the run has no environment.",
                 remedy="Set environment=NAME, or name another reward function.",
             )
+        if settings.mcp:
+            yield ConfigError(
+                "environment.mcp gives tools to an environment, but the run has none.",
+                remedy="Set environment=tools, or an environment of your own.",
+            )
         return
-    load_environment(settings)
+    found = load_environment(settings)
+    if settings.mcp:
+        yield from _server_problems(settings, is_coroutine=found.is_coroutine)
     if not learns_from_samples(plan.dataflow) and config.dataflow not in WITHOUT_TRAINING:
         yield Advice(
             f"{settings.chosen} has no effect: dataflow={config.dataflow} samples no responses.",
@@ -46,6 +54,16 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
         )
     if settings.credit is Credit.turn and config.dataflow not in WITHOUT_TRAINING:
         yield from _credit_problems(config)
+
+
+def _server_problems(settings: EnvironmentSettings, *, is_coroutine: bool) -> Iterator[Problem]:
+    if is_coroutine:
+        yield Advice(
+            f"environment.mcp has no effect: environment={settings.name} is a coroutine, which chooses its own tools.",
+            remedy="Use an environment with reset and step, such as environment=tools.",
+        )
+        return
+    check_servers(settings)
 
 
 def _size_problems(config: Experiment) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""Tokenizers of ten model families: their chat templates and special tokens, with a small byte-level vocabulary."""
+"""Tokenizers of twelve model families: their chat templates and special tokens, with a small byte-level vocabulary."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +42,8 @@ FAMILIES = {
             "append",
             f"<{_BAR}begin{_LOW}of{_LOW}sentence{_BAR}>",
         ),
+        Family("gemma4", "<turn|>", "bridge", "<bos>", ("<|turn>",), r"'\n'"),
+        Family("lfm2", "<|im_end|>", "bridge", "<|startoftext|>", _IM[:1], r"'\n'"),
         Family("smollm2", "<|im_end|>", "bridge", "<|im_start|>", (), r"'\n'"),
         Family("chatml", "<|im_end|>", "bridge", None, _IM, r"'\n'"),
     )

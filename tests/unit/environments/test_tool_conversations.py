@@ -44,8 +44,12 @@ class Recited:
 
 
 def played(model: Recited, environment: str = f"{FILE}:Adds", processes: int = 0) -> Batch:
-    settings = EnvironmentSettings(name=environment, processes=processes, max_turn_tokens=100)
-    player = EpisodePlayer(settings, model.tokenizer, (model.end,), max_prompt_tokens=800, max_response_tokens=1500)
+    return played_with(EnvironmentSettings(name=environment, processes=processes, max_turn_tokens=100), model)
+
+
+def played_with(settings: EnvironmentSettings, model: Recited) -> Batch:
+    """One episode of the prompt 12+12?."""
+    player = EpisodePlayer(settings, model.tokenizer, (model.end,), max_prompt_tokens=1000, max_response_tokens=1500)
     prompt = [{"role": "user", "content": "12+12?"}]
     batch = Batch.of(
         rows={"uid": torch.tensor([0]), "sample_index": torch.tensor([0])},

@@ -1,6 +1,8 @@
 """Tool calls in the text of replies, typed functions as tools, and what the model is told about mistakes."""
 
+import asyncio
 import json
+from collections.abc import Callable
 
 import hypothesis
 import pytest
@@ -63,7 +65,7 @@ def test_several_calls_and_calls_within_text_are_found():
 def test_a_broken_call_is_explained_to_the_model(parser, text, error):
     (found,) = parser(text)
     assert error in found["error"] and '{"name": "TOOL"' in found["error"]
-    assert Toolbox({"add": add}).answers([found])[0]["content"].startswith("Error: This is a tool call")
+    assert answered(found).startswith("Error: This is a tool call")
 
 
 @hypothesis.given(
@@ -80,7 +82,7 @@ def test_garbage_never_raises(parts):
     for parser in FORMS:
         for found in parser(text):
             assert set(found) in ({"error"}, {"name", "arguments"})
-            Toolbox({"add": add}).answers([found])
+            answered(found)
 
 
 def test_deeply_nested_json_is_a_broken_call():
@@ -109,9 +111,8 @@ def test_the_template_chooses_the_parser(name):
     ],
 )
 def test_a_call_is_answered_or_explained(name, arguments, answer):
-    (message,) = Toolbox({"add": add}).answers([{"name": name, "arguments": arguments}])
-    assert message["role"] == "tool" and answer in str(message["content"])
-    assert ("Error" in str(message["content"])) == (answer not in ("24", "12"))
+    found = answered({"name": name, "arguments": arguments})
+    assert answer in found and ("Error" in found) == (answer not in ("24", "12"))
 
 
 def test_a_schema_has_types_and_descriptions():
@@ -132,5 +133,26 @@ def test_a_function_that_cannot_be_described_is_an_error():
 
 
 def test_long_answers_are_cut_off():
-    (message,) = Toolbox({"add": add}).answers([{"name": "add", "arguments": {"first": 1, "label": "x" * 10_000}}])
-    assert len(str(message["content"])) == 4000
+    assert len(answered({"name": "add", "arguments": {"first": 1, "label": "x" * 10_000}})) == 4000
+
+
+def test_coroutine_functions_are_tools_and_names_are_unique():
+    async def later(first: int) -> str:
+        """Waits.
+
+        Args:
+            first: A number.
+        """
+        return f"later {first}"
+
+    assert answered({"name": "later", "arguments": {"first": 3}}, later) == "later 3"
+    with pytest.raises(ConfigError, match="Two tools of the environment are named 'add'") as error:
+        Toolbox.of([add, add], object())
+    assert "Rename" in error.value.remedy
+
+
+def answered(call: dict, tool: Callable = add) -> str:
+    """The text that the model sees after a call."""
+    ((message,), reward) = asyncio.run(Toolbox.of([tool], object()).answers([call]))
+    assert message["role"] == "tool" and reward == 0.0
+    return str(message["content"])

@@ -9,7 +9,7 @@ from hybridflow.data.chat_template import rendered
 from hybridflow.environments.conversation_format import ConversationFormat, tool_call
 from hybridflow.environments.transcript import Transcript
 from hybridflow.errors import DataError
-from tests.unit.environments.families import FAMILIES, end_id, tokenizer_of
+from tests.unit.environments.families import FAMILIES, TEMPLATES, end_id, tokenizer_of
 
 WORDS = ["the", "maze", "has", "a", "door", "north", "50", "lower", "\n", "{}", "<b>", "\u00e9", "\u4f60", "<|x|>"]
 
@@ -87,6 +87,14 @@ def test_the_check_finds_how_a_template_continues(name):
     found, family = format_of(name).check(), FAMILIES[name]
     assert (found.continuation.value, found.detail) == (family.continuation, family.detail)
     assert found.drops_thoughts is family.drops_thoughts
+
+
+def test_the_template_of_glm_4_is_reported_as_a_fork():
+    """It begins a reply with `<think></think>` only once it has been given."""
+    template = (TEMPLATES / "glm4moe.jinja").read_text(encoding="utf-8")
+    text_format = ConversationFormat(with_template(tokenizer_of("chatml"), template), [0], is_chat=True)
+    found = text_format.check()
+    assert found.continuation == "fork" and "<think></think>" in found.detail and found.drops_thoughts
 
 
 def test_a_template_that_rewrites_earlier_turns_forks_at_each_turn():

@@ -1,0 +1,86 @@
+"""Games of TextArena: `get_observation` returns (player, observation), `step` (done, info), and `close` the rewards.
+
+The model plays all seats, and learns from one of them, which the seed chooses.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from hybridflow.environments.adapters.interface import Adapter, Make, Methods
+from hybridflow.environments.interface import EpisodeOver, Finished, Message, Model
+from hybridflow.errors import EpisodeError
+
+
+class _Game(Protocol):
+    def reset(self, num_players: int, seed: int | None = None) -> object: ...
+
+    def get_observation(self) -> tuple[int, object]: ...
+
+    def step(self, action: str) -> tuple[bool, object]: ...
+
+    def close(self) -> object: ...
+
+
+async def play_game(game: _Game, model: Model, row: Mapping[str, object], *, seed: int, num_players: int) -> Finished:
+    """One game, with the reward of the seat that learns after its last reply."""
+    game.reset(num_players=num_players, seed=seed)
+    learner, is_done = seed % num_players, False
+    seen: dict[int, list[Message]] = {}
+    shown: dict[int, str] = {}
+    try:
+        while not is_done:
+            player, observation = game.get_observation()
+            text = _text(observation, player)
+            seen.setdefault(player, _opening(row))
+            seen[player].append({"role": "user", "content": _new_part(shown.get(player, ""), text)})
+            shown[player] = text
+            reply = await model.reply(seen[player], trained=player == learner)
+            seen[player].append(reply.message)
+            is_done, _ = game.step(reply.text)
+    except EpisodeOver as over:
+        return Finished([0.0] * model.num_replies, {"over": str(over)})
+    answer = game.close()
+    rewards, info = answer if isinstance(answer, tuple) else (answer, {})
+    reward = rewards.get(learner) if isinstance(rewards, Mapping) else rewards
+    if not isinstance(reward, int | float):
+        raise EpisodeError(f"the game returned the reward {reward!r}.", remedy="It has failed: see its own messages.")
+    own = info.get(learner, {}) if isinstance(info, Mapping) else {}
+    return Finished([*[0.0] * (model.num_replies - 1), float(reward)], {"seat": learner, **own})
+
+
+def _opening(row: Mapping[str, object]) -> list[Message]:
+    """The system messages of the row; the game replaces the rest of its prompt."""
+    prompt = row["prompt"]
+    return [message for message in prompt if message["role"] == "system"] if isinstance(prompt, list) else []
+
+
+def _text(observation: object, player: int) -> str:
+    """An observation as text: wrapped games give text, others triples of sender (-1: the game), text and type."""
+    if isinstance(observation, str):
+        return observation
+    assert isinstance(observation, list), f"an observation of type {type(observation)}"
+    return "\n".join(
+        text if sender == -1 else f"[Player {sender}] {text}" for sender, text, *_ in observation if sender != player
+    )
+
+
+def _new_part(before: str, text: str) -> str:
+    """The text after the previous observation, since wrapped games repeat everything so far."""
+    return text[len(before) :].lstrip("\n") if before and text.startswith(before) else text
+
+
+def _recognizes(methods: Methods) -> bool:
+    return {"reset", "get_observation", "step"} <= set(methods)
+
+
+def _adapted(make: Make) -> Callable[..., object]:
+    async def episode(
+        model: Model, row: Mapping[str, object], seed: int, *, num_players: int = 1, **settings: object
+    ) -> Finished:
+        game: _Game = make(**settings)  # pyright: ignore[reportAssignmentType]
+        return await play_game(game, model, row, seed=seed, num_players=num_players)
+
+    return episode
+
+
+TEXTARENA = Adapter("a game of TextArena", _recognizes, _adapted, is_coroutine=True)

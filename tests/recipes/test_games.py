@@ -1,0 +1,87 @@
+"""The built-in player of games: its files, short runs of each task, and a run that must reach 90% of the optimum."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from hybridflow.config.paths import builtin_path
+from recipes import kuhn_exploitability, tiny_games
+from tests.distributed.runs import Row, rows_of_run, run_well
+from tests.oracles.environments import kuhn_exploitability as oracle
+from tests.oracles.environments import lake_values
+
+MODEL = builtin_path("builtin:games")
+LAKE = ["SFFF", "FHFH", "FFFH", "HFFG"]
+TASKS = ("guess_number", "frozen_lake", "kuhn_poker")
+
+
+def settings(path: Path) -> dict[str, object]:
+    return {key: value for key, value in json.loads(path.read_text()).items() if key != "transformers_version"}
+
+
+def test_the_recipe_makes_the_committed_files(tmp_path):
+    tiny_games.make_data(tmp_path)
+    for path in tmp_path.glob("*.jsonl"):
+        assert path.read_bytes() == (MODEL.parent / path.name).read_bytes()
+    tiny_games.make_shape(tmp_path / "model")
+    assert {path.name for path in (tmp_path / "model").iterdir()} | {"model.safetensors"} == {
+        path.name for path in MODEL.iterdir()
+    }
+    assert (tmp_path / "model" / "tokenizer.json").read_text() == (MODEL / "tokenizer.json").read_text()
+    assert settings(tmp_path / "model" / "config.json") == settings(MODEL / "config.json")
+
+
+def test_the_recipe_trains_on_games_that_the_environments_have_played(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_games, "NUM_TRACES", 20)
+    steps = "trainer={total_steps: 2, save_every: 2, device: cpu}"
+    monkeypatch.setattr(sys, "argv", ["tiny_games.py", str(tmp_path / "out"), steps, "data.batch_size=16"])
+    run_well([], command=lambda _: tiny_games.main() or 0)
+    rows = [json.loads(line)["messages"] for line in (tmp_path / "out" / "traces.jsonl").read_text().splitlines()]
+    assert {str(row[0]["content"])[:4] for row in rows} >= {"gues", "lake", "poke"}
+    assert any(message["role"] == "tool" for row in rows for message in row)
+    assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_each_task_runs(tmp_path, task, algorithm):
+    small = "trainer={total_steps: 2, eval_every: 2, save_every: 0, keep_every: 0, threads: 1, device: cpu}"
+    sizes = ["data={batch_size: 2, eval_limit: 8}", "rollout.samples_per_prompt=4"]
+    sizes += ["actor.minibatch_size=2", "critic.minibatch_size=2"]
+    rows = rows_of_run(tmp_path / "run", [f"algorithm={algorithm}", f"task={task}", small, *sizes])
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert max(row["training/rollout_logprobs_diff_max"] for row in rows[1:]) < 1e-4
+
+
+def test_exploitability_is_that_of_the_oracle():
+    draw = random.Random(0)
+    for _ in range(5):
+        policy = {(card, moves): draw.random() for card in "JQK" for moves in ("", "p", "b", "pb")}
+        expected = oracle(lambda card, moves, policy=policy: policy["JQK"[card], moves]) / 2
+        assert kuhn_exploitability.exploitability(policy) == pytest.approx(expected)
+
+
+def test_the_built_in_player_of_poker_plays_by_chance():
+    policy = kuhn_exploitability.bets(*loaded(MODEL))
+    assert all(0.35 < bet < 0.65 for bet in policy.values())  # it has learned this from a few thousand games
+
+
+def loaded(path: Path):
+    found = kuhn_exploitability
+    return found.AutoModelForCausalLM.from_pretrained(path), found.AutoTokenizer.from_pretrained(path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_frozen_lake_is_learned(tmp_path):
+    rows = rows_of_run(tmp_path / "run", ["algorithm=grpo", "task=frozen_lake", "trainer.device=cpu"])
+    optimum = lake_values(LAKE, 0.0, 16)[16][0, 0][0]
+    assert evaluation(rows)[0] < 0.1 * optimum and evaluation(rows)[-1] >= 0.9 * optimum
+
+
+def evaluation(rows: list[Row]) -> list[float]:
+    """The held-out return at each evaluation."""
+    return [value for row in rows for name, value in row.items() if name.startswith("val-core/")]

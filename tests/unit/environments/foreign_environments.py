@@ -1,0 +1,167 @@
+"""Environments and tools as users of other systems write them, in the forms that these document."""
+
+from types import SimpleNamespace
+
+from tests.unit.environments.toy_environments import add
+
+
+class Corridor:
+    """In the form of Gymnasium and GEM."""
+
+    def __init__(self, length: int = 2):
+        self.length = length
+
+    def reset(self, seed=None):
+        self.place = 0
+        return f"seed {seed}: go", {"suffix": "next"}
+
+    def step(self, action):
+        self.place += 1
+        return f"at {self.place}", 0.5, self.place == self.length, False, {"place": self.place}
+
+    def close(self):
+        print("closed")
+
+
+class OldCorridor(Corridor):
+    """With the four values of older versions, and no seed."""
+
+    def reset(self):
+        return super().reset()[0]
+
+    def step(self, action):
+        observation, reward, done, _, info = super().step(action)
+        return observation, reward, done, info
+
+
+def make(env_id: str, **settings):
+    """As `gem.make` and `gymnasium.make`."""
+    return {"corridor": Corridor, "nothing": SimpleNamespace}[env_id](**settings)
+
+
+class Tries:
+    """In the form of SkyRL-Gym."""
+
+    def __init__(self, env_config=None, extras={}):  # noqa: B006  as its own environments declare it
+        self.answer, self.left = extras["answer"], env_config["tries"]
+
+    def init(self, prompt):
+        return [*prompt[:-1], {**prompt[-1], "content": f"{prompt[-1]['content']} Try!"}], {}
+
+    def step(self, action):
+        self.left -= 1
+        is_right = action == self.answer
+        done = is_right or self.left == 0
+        again = [] if done else [{"role": "user", "content": "Again."}]
+        return {"observations": again, "reward": float(is_right), "done": done, "metadata": {"left": self.left}}
+
+
+class Counter:
+    """In the form of TRL's `environment_factory`."""
+
+    def reset(self, **row):
+        self.count, self.goal = 0, int(row["answer"])
+        return f" Count to {self.goal}."
+
+    def increment(self, by: int) -> str:
+        """Increments the counter.
+
+        Args:
+            by: The number to add.
+        """
+        self.count += by
+        return str(self.count)
+
+    def get_reward(self) -> float:
+        return float(self.count == self.goal)
+
+    def _private(self):
+        raise AssertionError
+
+
+class AsyncCounter(Counter):
+    """The same with coroutines."""
+
+    async def increment(self, by: int) -> str:
+        """Increments the counter.
+
+        Args:
+            by: The number to add.
+        """
+        return super().increment(by)
+
+    async def get_reward(self) -> float:
+        return super().get_reward()
+
+
+TOOLS = [add]
+"""As TRL's `tools=[...]`, and functions with verl's `@function_tool`."""
+
+
+class Duel:
+    """In the form of TextArena: two players name numbers, and the larger one wins."""
+
+    def reset(self, num_players, seed=None):
+        assert num_players == 2
+        self.named, self.player = {}, 0
+
+    def get_observation(self):
+        return self.player, [(-1, "Name a number.", "PROMPT"), (1 - self.player, "(hidden)", "PLAYER_ACTION")]
+
+    def step(self, action):
+        self.named[self.player] = int(action)
+        self.player = 1 - self.player
+        return len(self.named) == 2, {}
+
+    def close(self):
+        best = max(self.named, key=self.named.__getitem__)
+        return {player: 1 if player == best else -1 for player in self.named}, {0: {"turn_count": 1}, 1: {}}
+
+
+class Repeats(Duel):
+    """One player, and observations that repeat everything so far, as wrapped games give them."""
+
+    def reset(self, num_players=1, seed=None):
+        assert num_players == 1
+        self.text, self.named = "Guess.", {}
+
+    def get_observation(self):
+        return 0, self.text
+
+    def step(self, action):
+        self.text += f"\n{action} is wrong."
+        self.named[len(self.named)] = action
+        return len(self.named) == 2, {}
+
+    def close(self):
+        return {0: "failed"} if "fail" in self.named.values() else {0: 0.25}, {}
+
+
+class GradesAnswers:
+    """In the form of verl's `BaseTool`."""
+
+    def __init__(self, config, tool_schema):
+        self.config, self.tool_schema = config, tool_schema
+        self.instances = {}
+
+    async def create(self, instance_id=None, ground_truth="", **kwargs):
+        self.instances["one"] = {"truth": ground_truth, "reward": 0.0}
+        return "one", SimpleNamespace(text=None)
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        own = self.instances[instance_id]
+        own["reward"] = float(parameters["answer"] == own["truth"])
+        return SimpleNamespace(text=f"reward {own['reward']}"), self.config["penalty"], {}
+
+    async def calc_reward(self, instance_id, **kwargs):
+        return self.instances[instance_id]["reward"]
+
+    async def release(self, instance_id, **kwargs):
+        del self.instances[instance_id]
+
+
+class Loop:
+    """In the form of verl's `AgentLoopBase`."""
+
+    async def run(self, sampling_params, **kwargs):
+        raise AssertionError

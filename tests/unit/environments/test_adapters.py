@@ -1,0 +1,235 @@
+"""Environments and tools of other systems, recognized by their methods; real ones where they are installed."""
+
+import asyncio
+import importlib
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.episodes import run_episode
+from hybridflow.environments.interface import Ask, Failed, Finished, Model, Over, Reply, Start
+from hybridflow.environments.loading import load_environment
+from hybridflow.environments.tool_calls import hermes_calls
+from hybridflow.errors import ConfigError
+
+FILE = Path(__file__).with_name("foreign_environments.py")
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "grade",
+        "description": "Grades an answer.",
+        "parameters": {
+            "type": "object",
+            "properties": {"answer": {"type": "string", "description": "The answer."}},
+            "required": ["answer"],
+        },
+    },
+}
+
+
+class Played:
+    """An episode with known replies: what was asked, and how it ended."""
+
+    def __init__(self, name: str, replies: list[str], *, seed: int = 0, prompt: object = None, **row: object) -> None:
+        settings = row.pop("settings", {})
+        own = f"{FILE}:{name}" if ":" not in name and "." not in name else name
+        config = EnvironmentSettings(name=own, settings=dict(settings))
+        self.asked: list[Ask] = []
+        left = iter(replies)
+
+        async def exchange(ask: Ask) -> Reply | Over:
+            self.asked.append(Ask([*ask.messages], ask.tools, ask.is_trained))
+            text = next(left, None)
+            if text is None:
+                return Over("max_turns")
+            return Reply(text, {"role": "assistant", "content": text}, hermes_calls(text) if ask.tools else [])
+
+        row["prompt"] = prompt or [{"role": "user", "content": "Begin."}]
+        self.ended = asyncio.run(run_episode(load_environment(config), config, Start(row, seed), Model(exchange)))
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.ended, Finished), self.ended
+        return self.ended
+
+    def shown(self, turn: int) -> list[str]:
+        """The texts of the messages of a turn."""
+        return [str(message["content"]) for message in self.asked[turn].messages]
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "settings"),
+    [
+        ("Corridor", "Gymnasium or GEM", {}),
+        ("OldCorridor", "Gymnasium or GEM", {}),
+        ("make", "Gymnasium or GEM", {"env_id": "corridor"}),
+        ("Tries", "SkyRL-Gym", {}),
+        ("Counter", "TRL", {}),
+        ("AsyncCounter", "TRL", {}),
+        ("TOOLS", "a list of 1 tools", {}),
+        ("Duel", "TextArena", {}),
+        ("GradesAnswers", "verl (BaseTool)", {}),
+    ],
+)
+def test_the_log_says_what_was_recognized(caplog, name, kind, settings):
+    with caplog.at_level(logging.INFO):
+        found = load_environment(EnvironmentSettings(name=f"{FILE}:{name}", settings=settings))
+    assert kind in caplog.text and not found.is_trusted
+
+
+@pytest.mark.parametrize("name", ["Echo", "Once", "AsyncEcho", "Adds"])
+def test_environments_of_hybridflow_are_not_taken_for_others(caplog, name):
+    with caplog.at_level(logging.INFO):
+        load_environment(EnvironmentSettings(name=f"{FILE.with_name('toy_environments.py')}:{name}"))
+    assert "kind=" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "found"),
+    [
+        ("make", {}, "does not give it: env_id"),
+        ("make", {"env_id": "unknown"}, "KeyError"),
+        ("make", {"env_id": "nothing"}, "returns a SimpleNamespace"),
+        ("Loop", {}, "agent loop of verl"),
+    ],
+)
+def test_what_cannot_be_run_is_an_error_with_a_remedy(name, settings, found):
+    with pytest.raises(ConfigError) as error:
+        load_environment(EnvironmentSettings(name=f"{FILE}:{name}", settings=settings))
+    assert found in error.value.message and error.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "first"),
+    [
+        ("Corridor", {"length": 2}, "seed 7: go"),
+        ("OldCorridor", {}, "seed None: go"),
+        ("make", {"env_id": "corridor"}, "seed 7: go"),
+    ],
+)
+def test_gymnasium_and_gem(capsys, name, settings, first):
+    found = Played(name, ["a", "b"], seed=7, settings=settings)
+    assert found.finished == Finished([0.5, 0.5], {"place": 2})
+    assert found.shown(0) == [first] and found.shown(1) == [first, "a", "at 1"]
+    assert capsys.readouterr().out == "closed\n"
+
+
+def test_skyrl_gym():
+    found = Played("Tries", ["5", "24"], answer="24", settings={"tries": 3})
+    assert found.finished == Finished([0.0, 1.0], {"left": 1})
+    assert found.shown(1) == ["Begin. Try!", "5", "Again."]
+    assert Played("Tries", ["5", "6"], answer="24", settings={"tries": 2}).finished.rewards == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["Counter", "AsyncCounter"])
+def test_trl_environments(name):
+    found = Played(
+        name, [call("increment", by=2), call("increment", by="x"), call("increment", by=3), "done"], answer="5"
+    )
+    assert found.finished.rewards == [0.0, 0.0, 0.0, 1.0]
+    mistake = "Error: increment: by='x' is not of type int."
+    assert found.shown(3)[::2] == ["Begin. Count to 5.", "2", mistake, "5"]
+    (tool,) = found.asked[0].tools
+    assert tool["function"]["name"] == "increment"
+    assert Played(name, ["I will not"], answer="5").finished.rewards == [0.0]
+
+
+def test_the_reward_of_trl_counts_at_a_limit_too():
+    assert Played("Counter", [call("increment", by=5)], answer="5").finished.rewards == [1.0]
+    text = Played("Counter", ["done"], answer="0", prompt="Begin.")
+    assert text.finished.rewards == [1.0] and text.shown(0) == ["Begin. Count to 0."]
+
+
+def test_a_list_of_tools():
+    found = Played("TOOLS", [call("add", first=12, second=12), "24"])
+    assert found.finished.rewards == [0.0, 0.0] and found.shown(1)[-1] == "24"
+
+
+@pytest.mark.parametrize(("seed", "reward"), [(0, -1.0), (1, 1.0)])
+def test_textarena_in_self_play(seed, reward):
+    found = Played("Duel", ["3", "8"], seed=seed, settings={"num_players": 2})
+    assert found.finished.rewards[-1] == reward and found.finished.info["seat"] == seed
+    assert [ask.is_trained for ask in found.asked] == [seed == 0, seed == 1]
+    assert found.shown(0) == ["Name a number.\n[Player 1] (hidden)"]
+
+
+def test_textarena_shows_only_what_is_new_and_refuses_a_reward_that_is_text():
+    found = Played("Repeats", ["1", "2"])
+    assert found.finished.rewards == [0.0, 0.25]
+    assert found.shown(1) == ["Guess.", "1", "1 is wrong."]
+    failed = Played("Repeats", ["1", "fail"]).ended
+    assert isinstance(failed, Failed) and "'failed'" in failed.reason
+
+
+def test_verl_tools():
+    settings = {"config": {"penalty": -0.05}, "tool_schema": SCHEMA}
+    row = {"tools_kwargs": {"grade": {"create_kwargs": {"ground_truth": "24"}}}}
+    found = Played(
+        "GradesAnswers", [call("grade", answer="5"), call("grade", answer="24"), "24"], settings=settings, **row
+    )
+    assert found.finished.rewards == [-0.05, -0.05, 1.0]
+    assert found.shown(2)[2::2] == ["reward 0.0", "reward 1.0"]
+    nested = Played("GradesAnswers", [call("grade", answer="24")], settings=settings, extra_info=row)
+    assert nested.finished.rewards == [0.95]
+
+
+def _real(module: str) -> None:
+    """Skips if a package is not installed; the forms above cover the same code."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+def test_a_real_game_of_textarena():
+    _real("textarena")
+    found = Played("textarena.make", ["[3]", "[10]"], settings={"env_id": "GuessTheNumber-v0"}, seed=3)
+    assert isinstance(found.ended, Finished | Failed) and "number" in found.shown(0)[0]
+
+
+def test_a_real_environment_of_gem():
+    _real("gem")
+    replies = [f"\\boxed{{{number}}}" for number in range(1, 11)]
+    name = "gem.envs.game_env.guess_the_number.GuessTheNumberEnv"
+    found = Played(name, replies, settings={"max_number": 10, "max_turns": 10}, seed=3)
+    assert found.finished.rewards[-1] == 1.0 and len(found.asked) > 1
+    assert "Guess The Number" in found.shown(0)[0] and "higher" in found.shown(1)[-1]
+
+
+def test_a_real_environment_of_gymnasium_has_no_text():
+    _real("gymnasium")
+    failed = Played("gymnasium.make", ["1"], settings={"id": "FrozenLake-v1"}).ended
+    assert isinstance(failed, Failed) and "not text or messages" in failed.reason
+
+
+def test_a_real_environment_of_skyrl_gym():
+    _real("skyrl_gym")
+    name = "skyrl_gym.envs.gsm8k.multi_turn_env.GSM8kMultiTurnEnv"
+    row = {"reward_spec": {"ground_truth": "24"}, "extra_info": {"max_turns": 3}}
+    found = Played(name, ["I guess\n#### 5", "#### 24"], **row)
+    assert found.finished.rewards == [pytest.approx(0.2 / 3), 1.0] and "step-by-step" in found.shown(1)[-1]
+
+
+def test_a_real_tool_of_verl(tmp_path):
+    _real("verl.tools.base_tool")
+    source = (
+        "from verl.tools.base_tool import BaseTool\nfrom verl.tools.schemas import ToolResponse\n"
+        "class Length(BaseTool):\n"
+        "    async def execute(self, instance_id, parameters, **kwargs):\n"
+        "        self.found = len(parameters['answer'])\n"
+        "        return ToolResponse(text=str(self.found)), 0.5, {}\n"
+        "    async def calc_reward(self, instance_id, **kwargs):\n"
+        "        return float(self.found)\n"
+    )
+    (tmp_path / "tool.py").write_text(source)
+    settings = {"config": {}, "tool_schema": SCHEMA}
+    found = Played(f"{tmp_path}/tool.py:Length", [call("grade", answer="abc"), "3"], settings=settings)
+    assert found.finished.rewards == [0.5, 3.0] and found.shown(1)[-1] == "3"
+    assert found.asked[0].tools[0]["function"]["name"] == "grade"

@@ -64,6 +64,14 @@ def test_exploitability_is_that_of_the_oracle():
         assert kuhn_exploitability.exploitability(policy) == pytest.approx(expected)
 
 
+def test_the_average_wins_the_mean_of_what_the_policies_win():
+    draw = random.Random(0)
+    one, two, three, other = ({(c, m): draw.random() for c in "JQK" for m in ("", "p", "b", "pb")} for _ in range(4))
+    average, value = kuhn_exploitability.averaged([one, two, three]), kuhn_exploitability.value
+    assert value(average, other) == pytest.approx(sum(value(each, other) for each in (one, two, three)) / 3)
+    assert value(other, average) == pytest.approx(sum(value(other, each) for each in (one, two, three)) / 3)
+
+
 def test_the_built_in_player_of_poker_plays_by_chance():
     policy = kuhn_exploitability.bets(*loaded(MODEL))
     assert all(0.35 < bet < 0.65 for bet in policy.values())  # it has learned this from a few thousand games

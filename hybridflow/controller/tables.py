@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
-from hybridflow.batch.columns import Column, Rows
+from hybridflow.batch.columns import COLUMNS, Column, Rows
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
 
@@ -102,6 +102,12 @@ class Table:
         """Columns that it is known to have."""
         return self.summaries()[0].columns if self.settled else self.declared
 
+    def may_have(self, undeclared: frozenset[str]) -> bool:
+        """Whether the stage, which has not answered, may add one of these columns: known ones have a producer."""
+        producers = {COLUMNS[name].producer for name in self.declared if name in COLUMNS}
+        is_known = bool(self.declared) and all(name in COLUMNS for name in self.declared)
+        return any(not is_known or name not in COLUMNS or COLUMNS[name].producer in producers for name in undeclared)
+
     @property
     def sizes(self) -> list[int]:
         """Rows of each shard; waits for the stage if only its answer tells."""
@@ -167,7 +173,7 @@ class View:
         """
         table = self.table
         meta: Meta = {}
-        reads_rest = not table.settled and (bool(names) or undeclared is None or bool(undeclared))
+        reads_rest = not table.settled and (bool(names) or undeclared is None or table.may_have(undeclared))
         if table.settled:
             for summary in table.summaries():
                 meta |= summary.meta

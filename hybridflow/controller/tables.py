@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
-from hybridflow.batch.columns import COLUMNS, Column, Rows
+from hybridflow.batch.columns import COLUMNS, Column, Rows, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
 
@@ -104,9 +104,10 @@ class Table:
 
     def may_have(self, undeclared: frozenset[str]) -> bool:
         """Whether the stage, which has not answered, may add one of these columns: known ones have a producer."""
-        producers = {COLUMNS[name].producer for name in self.declared if name in COLUMNS}
-        is_known = bool(self.declared) and all(name in COLUMNS for name in self.declared)
-        return any(not is_known or name not in COLUMNS or COLUMNS[name].producer in producers for name in undeclared)
+        if not self.declared or not all(name in COLUMNS for name in self.declared):
+            return bool(undeclared)
+        own = {producer for name in self.declared for producer in producers(name)}
+        return any(name not in COLUMNS or own & producers(name) for name in undeclared)
 
     @property
     def sizes(self) -> list[int]:

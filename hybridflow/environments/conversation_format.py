@@ -67,9 +67,7 @@ class ConversationFormat:
         text = self.prompt_text(messages, tools)
         return self._ids(text, add_special_tokens=not self._is_chat)
 
-    def continuation_ids(
-        self, before: str, after: str, reply: Message, reply_ids: Sequence[int]
-    ) -> list[int] | None:
+    def continuation_ids(self, before: str, after: str, reply: Message, reply_ids: Sequence[int]) -> list[int] | None:
         """Token ids between a reply and the next one; None if the template has changed the text up to the reply.
 
         `before` is the text of the prompt that was replied to, and `after` that of the prompt that follows, both with
@@ -87,7 +85,9 @@ class ConversationFormat:
 
     def decoded(self, ids: Sequence[int]) -> str:
         """The text of a reply without the tokens that end a turn; other special tokens are kept, for parsers."""
-        text = self._tokenizer.decode([*self._without_end(ids)], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._tokenizer.decode(
+            [*self._without_end(ids)], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         assert isinstance(text, str), f"one sequence decoded to {type(text)}"
         return text
 

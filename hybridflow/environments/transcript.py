@@ -57,7 +57,7 @@ class TranscriptRow:
         ids, kept = [*response_ids[:end]], [int(one) for one in mask[:end]]
         if [*prompt_ids] != self.prompt_ids or ids != self.response_ids[:end]:
             return None
-        if any(one > sampled for one, sampled in zip(kept, self.mask[:end], strict=True)):
+        if any(one not in (0, 1) or one > sampled for one, sampled in zip(kept, self.mask[:end], strict=True)):
             return None
         logprobs = [value if one else 0.0 for value, one in zip(self.logprobs[:end], kept, strict=True)]
         replies = [(first, min(last, end)) for first, last in self.replies if first < end]

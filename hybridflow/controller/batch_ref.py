@@ -229,7 +229,7 @@ class BatchRef:
     ) -> Portion:
         """Instructions for a rank to assemble some rows (None: all); adds the objects to read to `taken`.
 
-        If all wanted columns are declared, the rank waits only for the stages that declare them.
+        The rank waits only for the stages that declare wanted columns or may have those that none declares.
         """
         declared = {name for view in self._views for name in view.table.declared}
         undeclared = None if wanted is None else frozenset(wanted) - declared

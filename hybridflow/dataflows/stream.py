@@ -109,6 +109,8 @@ class Stream:
             self._send(max_tokens=TURN_TOKENS, stays_awake=True)
             self._receive()
             turns += 1
+            is_stuck = 0 < len(self._finished) == len(self._queue.of(GroupState.running)) and not self._queue.room(step)
+            assert not is_stuck, f"{len(self._finished)} groups cannot be divided over {self._run.num_devices} devices"
         if turns and not self._run.rollout_overlaps:
             self._rollout.send(None, max_tokens=0)  # a colocated rollout goes to sleep
             self._receive()
@@ -319,17 +321,19 @@ class Stream:
             self._collect()
 
     def _collect(self) -> None:
-        """Calls `collect` for the groups that have finished, unless they are fewer than the ranks of a role.
+        """Calls `collect` for groups that have finished: no fewer than the ranks of a role.
 
-        Nor may so few be left for the last call of the run.
+        Nor may fewer be left: if few are running, some of the newest finished ones wait for them.
         """
         least = min(self._run.num_devices, self._queue.groups_per_step)
         steps = self._run.trainer.total_steps - self._step
         left = steps * self._queue.groups_per_step - len(self._collected) - len(self._finished)
-        if not self._finished or len(self._finished) < least or 0 < left < least:
+        running = len(self._queue.of(GroupState.running)) - len(self._finished)
+        wait = max(0, least - running) if running else 0
+        uids = sorted(self._finished)[: max(0, len(self._finished) - wait)]
+        if not uids or len(uids) < least or 0 < left < least - wait:
             return
-        uids = sorted(self._finished)
-        self._finished.clear()
+        self._finished = [uid for uid in self._finished if uid not in uids]
         batch = self._sampler.answered(Batch.concat([self._prompts[uid] for uid in uids]), self._finished_rows(uids))
         for uid in uids:
             group = self._rollout.forget(uid)

@@ -147,8 +147,9 @@ class ConversationFormat:
         return rest[min(ends) :] if ends else None
 
     def _after_reply(self) -> str:
-        """What follows a reply in a conversation of two turns; empty if the template changes the first one."""
-        first, reply = {"role": "user", "content": "first"}, placeholder("a reply")
+        """The text that follows a reply in a conversation of two turns; empty if the template changes the first one."""
+        first: Message = {"role": "user", "content": "first"}
+        reply = placeholder("a reply")
         following = self.prompt_text([first, reply, {"role": "user", "content": "next"}])
         return (self._continuation(self.prompt_text([first]), following, reply) or "").lstrip()
 

@@ -66,7 +66,7 @@ class Reply:
     num_prompt_tokens: int = 0
     num_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
-    """What the model sampled, if it was asked with token ids; else empty."""
+    """Tokens that the model sampled, if it was asked with token ids; else empty."""
 
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of `token_ids`."""
@@ -122,7 +122,7 @@ Event = Ask | Finished | Failed
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What episodes that work with token ids need to know of the model and of the run's limits."""
+    """The model and the limits of the run, for episodes that work with token ids."""
 
     tokenizer: "PreTrainedTokenizerBase"
     max_prompt_tokens: int

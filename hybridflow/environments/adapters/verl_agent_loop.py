@@ -15,6 +15,7 @@ from hybridflow.environments.adapters.interface import Adapter, Make, Methods, a
 from hybridflow.environments.interface import Finished, Model, ModelInfo, Reply
 from hybridflow.errors import EpisodeError
 
+_FURTHER = ("reward_score", "num_turns", "extra_fields")
 _TOKENS = ("prompt_ids", "response_ids", "response_mask")
 _MEDIA = ("image_data", "video_data", "audio_data")
 
@@ -108,7 +109,7 @@ def _merged(known: Mapping, given: Mapping) -> Configuration:
 
 
 def _finished(output: object, num_replies: int) -> Finished:
-    """What the loop returned. Its log-probabilities are not used, because those of the sampled tokens are known."""
+    """The outcome of a loop. Its log-probabilities are not used: those of the sampled tokens are known."""
     missing = [name for name in _TOKENS if not isinstance(getattr(output, name, None), Sequence)]
     if missing:
         raise EpisodeError(
@@ -126,8 +127,9 @@ def _finished(output: object, num_replies: int) -> Finished:
         raise EpisodeError(
             "it ended without a reply of the model.", remedy="Call 'await self.server_manager.generate(...)'."
         )
-    score, extra = getattr(output, "reward_score", None), getattr(output, "extra_fields", None) or {}
-    info = {**extra, **(extra.get("reward_extra_info") or {}), "num_turns": getattr(output, "num_turns", 0)}
+    score, number, extra = (getattr(output, name, None) for name in _FURTHER)
+    extra = extra or {}
+    info = {**extra, **(extra.get("reward_extra_info") or {}), "num_turns": number or 0}
     rewards = [*[0.0] * (num_replies - 1), 0.0 if score is None else score]
     return Finished(rewards, info, tokens)
 

@@ -19,10 +19,11 @@ TEXTS = ["hello", "12"]
 
 def played(tokenizer, name, texts=TEXTS, **settings):
     """The columns of an agent loop's episodes."""
-    columns = {column: [value] * len(texts) for column, value in settings.pop("columns", {"kind": "a"}).items()}
+    given = settings.pop("columns", {"kind": "a"})
+    columns: dict[str, list] = {column: [value] * len(texts) for column, value in given.items()}
     limits = {"max_turns": 2, "max_turn_tokens": 8, "processes": 0} | settings
     with Player(tokenizer, name if ":" in name else f"{FILE}:{name}", **limits) as player:
-        return player.play(prompts_of(tokenizer, texts, **columns))
+        return player.play(prompts_of(tokenizer, texts, samples=1, **columns))
 
 
 def rows(batch, name):

@@ -240,6 +240,11 @@ class BatchRef:
             tables.append(view.part(rows, names, undeclared, taken))
         return Portion(tuple(tables), wanted, required, self._meta)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the calls have ended whose answers it and its companions wait for."""
+        return all(each.backend.has_ended(each.pending()) for each in (self, *self.companions.values()))
+
     def pending(self) -> list[Pending]:
         """The calls whose answers it still waits for."""
         return [call for view in self._views for call in view.table.pending()]

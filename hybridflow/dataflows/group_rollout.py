@@ -93,7 +93,7 @@ class GroupRollout:
         ended: list[int] = []
         steps: list[list[int]] = []
         recorded: list[list[int]] = []
-        while self._sent and (waits or self._sent[0][0].backend.has_ended(self._sent[0][0].pending())):
+        while self._sent and (waits or self._sent[0][0].has_ended):
             answer, is_recorded = self._sent.pop(0)
             steps.append(_steps_of(answer))
             recorded += steps[-1:] if is_recorded else []

@@ -173,7 +173,7 @@ class Stream:
         """As `state`, with the tokens of the groups that are done; waits for none. Between two steps only."""
         assert not self.is_stepping, "the queue is saved within a step"
         self._receive(waits=False, collects=False)
-        state, done = self.state(), [uid for uid, batch in self._collected.items() if _has_ended(batch)]
+        state, done = self.state(), [uid for uid, batch in self._collected.items() if batch.has_ended]
         if done:
             prompts = Batch.concat([self._prompts[uid] for uid in done])
             versions = [self._queue.groups[uid].version for uid in done]
@@ -393,7 +393,3 @@ class Stream:
 def sampler_of(dataflow: type[Dataflow]) -> str:
     """The name of the role that samples."""
     return next(name for name, need in role_needs(dataflow).items() if need.kind is Sampler)
-
-
-def _has_ended(batch: BatchRef) -> bool:
-    return all(each.backend.has_ended(each.pending()) for each in (batch, *batch.companions.values()))

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from hybridflow.batch import Batch
+from hybridflow.batch.row_names import RowName
 from hybridflow.config.asynchrony import OnDeadline, WhenStale
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.ahead import PROMPTS
 from hybridflow.dataflows.group_rollout import GroupRollout
-from hybridflow.dataflows.group_sampler import GroupSampler, Name, Place, rows_at, rows_of_groups
+from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups
 from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue
 from hybridflow.dataflows.groups import State as GroupState
 from hybridflow.dataflows.interface import Dataflow, role_needs
@@ -352,7 +353,7 @@ class Stream:
         ratio = (self._trained_tokens / self._trained_rows) / (tokens / rows) if tokens else 1.0
         return {"async/length_ratio": last(ratio)}
 
-    def _finished_rows(self, uids: Iterable[int]) -> dict[Name, Place]:
+    def _finished_rows(self, uids: Iterable[int]) -> dict[RowName, Place]:
         return {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}
 
     def _rows(self, uids: Sequence[int]) -> BatchRef:

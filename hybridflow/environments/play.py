@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.row_names import row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
@@ -223,9 +224,8 @@ class EpisodePlayer:
     def _take(self, running: RunningEpisodes, sampled: Batch) -> None:
         """Replies that have been sampled go to their environments."""
         running.meta = sampled.meta
-        names = zip(sampled.row("uid").tolist(), sampled.row("sample_index").tolist(), strict=True)
         ids, logprobs = sampled.tokens("response_ids"), sampled.tokens("rollout_logprobs")
-        for index, name in enumerate(names):
+        for index, name in enumerate(row_names(sampled)):
             number = running.sampling.pop(name)
             episode = running.episodes[number]
             episode.sampled_by(int(sampled.row("weight_version")[index]))

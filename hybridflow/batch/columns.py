@@ -138,6 +138,11 @@ COLUMNS: dict[str, ColumnSpec] = {
 }
 
 
+def producers(name: str) -> set[str]:
+    """The stages that produce a column of `COLUMNS`."""
+    return {*COLUMNS[name].producer.split(" or ")}
+
+
 def missing_columns_remedy(missing: Iterable[str]) -> str:
     """The remedy for a stage whose batch lacks these columns: the calls that add them."""
     added = [f"'{name}' is added by {COLUMNS[name].producer}" for name in missing if name in COLUMNS]

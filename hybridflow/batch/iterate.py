@@ -1,7 +1,6 @@
 """Microbatches within a token budget."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -50,27 +49,27 @@ def microbatches(
 
 def _sharing(rows: Tensor, sequences: Ragged, budget_tokens: int) -> tuple[list[Tensor], Tensor]:
     """Units [number, together] whose rows share prefixes, merged as far as the budget allows, and their tokens."""
-    ordered = SortedSequences(sequences)
-    cluster_of, prefix_of = torch.empty(len(sequences), dtype=torch.int64), list[int]()
+    ordered, lengths = SortedSequences(sequences), sequences.lengths
+    prefix = torch.empty(len(sequences), dtype=torch.int64)
+    cluster = torch.empty_like(prefix)
     for number, (start, stop) in enumerate(ordered.clusters(at_least=SHORTEST_PREFIX)):
-        cluster_of[ordered.order[start:stop]] = number
-        prefix_of.append(min(ordered.common[start + 1 : stop], default=0))
-    lengths, found, sizes = sequences.lengths, list[Tensor](), list[int]()
-    by_cluster: dict[int, list[int]] = defaultdict(list)
-    for unit, cluster in enumerate(cluster_of[rows[:, 0]].tolist()):
-        by_cluster[cluster].append(unit)
-    for cluster, members in by_cluster.items():
-        prefix, begun = prefix_of[cluster], False
-        for unit in members:
-            own = int((lengths[rows[unit]] - prefix * (cluster_of[rows[unit]] == cluster)).sum())
-            if begun and sizes[-1] + own <= budget_tokens:
-                found[-1] = torch.cat([found[-1], rows[unit][None]])
-                sizes[-1] += own
-            else:
-                found.append(rows[unit][None])
-                sizes.append(prefix + own)
-            begun = True
-    return found, torch.tensor(sizes, dtype=torch.int64)
+        own = torch.tensor(ordered.order[start:stop])
+        cluster[own], prefix[own] = number, min(ordered.common[start + 1 : stop], default=0)
+    first = rows[:, 0]
+    shared = prefix[rows] * (cluster[rows] == cluster[first, None])
+    further = (lengths[rows] - shared).sum(1).tolist()  # tokens that a unit adds to others of its cluster
+    keys, starts = cluster[first].tolist(), prefix[first].tolist()
+    began = {key: unit for unit, key in reversed([*enumerate(keys)])}
+    merged, sizes, before = list[list[int]](), list[int](), -1
+    for unit in sorted(range(len(keys)), key=lambda unit: began[keys[unit]]):
+        if keys[unit] == before and sizes[-1] + further[unit] <= budget_tokens:
+            merged[-1].append(unit)
+            sizes[-1] += further[unit]
+        else:
+            merged.append([unit])
+            sizes.append(starts[unit] + further[unit])
+        before = keys[unit]
+    return [rows[units] for units in merged], torch.tensor(sizes, dtype=torch.int64)
 
 
 def _filled(sizes: Sequence[int], capacity: int) -> list[int]:

@@ -27,6 +27,12 @@ class PrefixTree:
     """For each token of each sequence, in order, its position among the N."""
 
 
+def without_sharing(sequences: Ragged) -> PrefixTree:
+    """The tree whose parts are the sequences, in their order."""
+    positions = sequences.like(torch.arange(len(sequences.values)))
+    return PrefixTree(sequences.values, tuple(sequences.lengths.tolist()), (-1,) * len(sequences), positions)
+
+
 class SortedSequences:
     """Sequences in an order in which those with a common beginning are adjacent.
 

@@ -6,6 +6,7 @@ from glob import escape
 from pathlib import Path
 
 from hybridflow.config.algorithm import Algorithm, Preference
+from hybridflow.config.asynchrony import Asynchrony
 from hybridflow.config.data import Data
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.experiment import Experiment
@@ -137,7 +138,8 @@ _RULES: dict[type[Section], dict[str, _Rule]] = {
     },
     Algorithm: {"advantage": _code, "policy_loss": _code},
     Rollout: {"engine": _code},
-    EnvironmentSettings: {"name": _code, "program": _command},
+    EnvironmentSettings: {"name": _code, "program": _command, "mcp": _command},
+    Asynchrony: {"replay": _existing},
     Preference: {"loss": _code},
     Reward: {"functions": _code},
     Role: {"functions": _code},

@@ -229,7 +229,7 @@ class BatchRef:
     ) -> Portion:
         """Instructions for a rank to assemble some rows (None: all); adds the objects to read to `taken`.
 
-        If all wanted columns are declared, the rank waits only for the stages that declare them.
+        The rank waits only for the stages that declare wanted columns or may have those that none declares.
         """
         declared = {name for view in self._views for name in view.table.declared}
         undeclared = None if wanted is None else frozenset(wanted) - declared
@@ -239,6 +239,11 @@ class BatchRef:
             names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]
             tables.append(view.part(rows, names, undeclared, taken))
         return Portion(tuple(tables), wanted, required, self._meta)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the calls have ended whose answers it and its companions wait for."""
+        return all(each.backend.has_ended(each.pending()) for each in (self, *self.companions.values()))
 
     def pending(self) -> list[Pending]:
         """The calls whose answers it still waits for."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
-from hybridflow.batch.columns import Column, Rows
+from hybridflow.batch.columns import COLUMNS, Column, Rows, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
 
@@ -102,6 +102,13 @@ class Table:
         """Columns that it is known to have."""
         return self.summaries()[0].columns if self.settled else self.declared
 
+    def may_have(self, undeclared: frozenset[str]) -> bool:
+        """Whether the stage, which has not answered, may add one of these columns: known ones have a producer."""
+        if not self.declared or not all(name in COLUMNS for name in self.declared):
+            return bool(undeclared)
+        own = {producer for name in self.declared for producer in producers(name)}
+        return any(name not in COLUMNS or own & producers(name) for name in undeclared)
+
     @property
     def sizes(self) -> list[int]:
         """Rows of each shard; waits for the stage if only its answer tells."""
@@ -167,7 +174,7 @@ class View:
         """
         table = self.table
         meta: Meta = {}
-        reads_rest = not table.settled and (bool(names) or undeclared is None or bool(undeclared))
+        reads_rest = not table.settled and (bool(names) or undeclared is None or table.may_have(undeclared))
         if table.settled:
             for summary in table.summaries():
                 meta |= summary.meta

@@ -48,9 +48,7 @@ class Queued:
     @property
     def is_done(self) -> bool:
         """Whether all calls of `collect` have ended."""
-        return self.batch is not None and all(
-            each.backend.has_ended(each.pending()) for each in (self.batch, *self.batch.companions.values())
-        )
+        return self.batch is not None and self.batch.has_ended
 
     @property
     def state(self) -> str:

@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.versions import DECODE_STEPS
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.dataflows.group_sampler import Name, Place, names_of
+from hybridflow.dataflows.group_sampler import Place
 from hybridflow.dataflows.groups import least_loaded
 from hybridflow.dataflows.roles import PartialSampler
 
@@ -15,8 +16,8 @@ class RunningGroup:
     """The rows of a group that has begun."""
 
     replica: int
-    unfinished: set[Name]
-    finished: dict[Name, Place] = field(default_factory=dict)
+    unfinished: set[RowName]
+    finished: dict[RowName, Place] = field(default_factory=dict)
     tokens: int = 0
     """Response tokens of the finished rows."""
 
@@ -48,7 +49,7 @@ class GroupRollout:
         self._sampler = sampler
         self._num_replicas = 0
         self._sent: list[tuple[BatchRef, bool]] = []
-        self._withdrawn: list[Name] = []
+        self._withdrawn: list[RowName] = []
         self._must_drop = True
 
     @property
@@ -93,7 +94,7 @@ class GroupRollout:
         ended: list[int] = []
         steps: list[list[int]] = []
         recorded: list[list[int]] = []
-        while self._sent and (waits or self._sent[0][0].backend.has_ended(self._sent[0][0].pending())):
+        while self._sent and (waits or self._sent[0][0].has_ended):
             answer, is_recorded = self._sent.pop(0)
             steps.append(_steps_of(answer))
             recorded += steps[-1:] if is_recorded else []
@@ -109,7 +110,7 @@ class GroupRollout:
         assert not self.groups[uid].unfinished, f"group {uid} has rows that run"
         return self.groups.pop(uid)
 
-    def restore(self, names: Sequence[Name], generated: BatchRef) -> list[int]:
+    def restore(self, names: Sequence[RowName], generated: BatchRef) -> list[int]:
         """Takes rows that finished before a checkpoint was saved; returns their groups, of which all rows have."""
         for name in names:
             self.groups.setdefault(name[0], RunningGroup(0, set())).unfinished.add(name)
@@ -124,22 +125,22 @@ class GroupRollout:
 
     def _begin(self, rows: BatchRef) -> list[int]:
         """Chooses a replica for each group; returns that of each row."""
-        names: dict[int, set[Name]] = {}
-        for name in names_of(rows):
+        names: dict[int, set[RowName]] = {}
+        for name in row_names(rows):
             names.setdefault(name[0], set()).add(name)
         loads = [0] * self._num_replicas
         for group in self.groups.values():
             loads[group.replica] += len(group.unfinished)
         chosen = dict(zip(names, least_loaded(loads, [len(own) for own in names.values()]), strict=True))
         self.groups |= {uid: RunningGroup(chosen[uid], own) for uid, own in names.items()}
-        return [chosen[uid] for uid, _ in names_of(rows)]
+        return [chosen[uid] for uid, _ in row_names(rows)]
 
     def _returned(self, answer: BatchRef) -> list[int]:
         generated = answer.only([name for name in answer.declared if name not in ("uid", "sample_index")])
         meta = {key: value for key, value in answer.meta.items() if not key.startswith(DECODE_STEPS)}
-        return self._note(names_of(answer), generated.with_meta(**meta))
+        return self._note(row_names(answer), generated.with_meta(**meta))
 
-    def _note(self, names: Sequence[Name], generated: BatchRef) -> list[int]:
+    def _note(self, names: Sequence[RowName], generated: BatchRef) -> list[int]:
         """Rows with these names have finished; returns the groups of which all have."""
         ended = []
         lengths, versions = generated.tokens_of("response_ids").tolist(), generated.row("weight_version").tolist()

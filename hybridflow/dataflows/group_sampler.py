@@ -6,14 +6,12 @@ from contextlib import contextmanager
 import torch
 
 from hybridflow.batch import Batch
+from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.interface import Dataflow, collected
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import ConfigError
-
-Name = tuple[int, int]
-"""`uid` and `sample_index` of a row."""
 
 Place = tuple[BatchRef, int]
 """A batch of finished rows, and a position in it."""
@@ -69,7 +67,7 @@ class GroupSampler:
             rows = asked.rows
         else:
             raise _not_first(self._dataflow, "does not call rollout.generate")
-        names = names_of(rows)
+        names = row_names(rows)
         if {uid for uid, _ in names} != set(prompts.row("uid").tolist()) or len(set(names)) < len(names):
             raise ConfigError(
                 f"{type(self._dataflow).__name__}.collect asks the rollout for {len(names)} rows, which are not samples"
@@ -79,11 +77,11 @@ class GroupSampler:
             )
         return rows
 
-    def answered(self, prompts: Batch, finished: Mapping[Name, Place]) -> BatchRef:
+    def answered(self, prompts: Batch, finished: Mapping[RowName, Place]) -> BatchRef:
         """The batch that `collect` returns for prompts whose rows have finished."""
 
         def answer(rows: BatchRef) -> BatchRef:
-            return rows.join(rows_at([finished[name] for name in names_of(rows)]))
+            return rows.join(rows_at([finished[name] for name in row_names(rows)]))
 
         with self._answering(answer):
             return collected(self._dataflow, prompts)
@@ -95,11 +93,6 @@ class GroupSampler:
             yield
         finally:
             self._answer = None
-
-
-def names_of(rows: BatchRef | Batch) -> list[Name]:
-    """`uid` and `sample_index` of each row."""
-    return list(zip(rows.row("uid").tolist(), rows.row("sample_index").tolist(), strict=True))
 
 
 def rows_of_groups(batches: Sequence[BatchRef], uids: Sequence[int]) -> BatchRef:

@@ -8,6 +8,7 @@ import torch
 
 from hybridflow.algorithms.resampling import WEIGHTINGS, resampled_rows, resampling_weights
 from hybridflow.batch import Batch
+from hybridflow.batch.row_names import row_names
 from hybridflow.config.ranges import FINITE
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import wait
@@ -70,7 +71,7 @@ def ungrouped(batch: BatchRef) -> BatchRef:
 
 def resampling_metrics(chosen: BatchRef) -> Metrics:
     """Metrics of the drawn samples: their mean score, and the fraction of distinct ones."""
-    distinct = len({*zip(chosen.row("uid").tolist(), chosen.row("sample_index").tolist(), strict=True)})
+    distinct = len({*row_names(chosen)})
     return {
         "pf_ppo/score/mean": mean(float(chosen.row("scores").mean()), len(chosen)),
         "pf_ppo/distinct_fraction": mean(distinct / len(chosen), len(chosen)),

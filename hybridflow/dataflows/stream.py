@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from hybridflow.batch import Batch
+from hybridflow.batch.row_names import RowName
 from hybridflow.config.asynchrony import OnDeadline, WhenStale
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.ahead import PROMPTS
 from hybridflow.dataflows.group_rollout import GroupRollout
-from hybridflow.dataflows.group_sampler import GroupSampler, Name, Place, rows_at, rows_of_groups
+from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups
 from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue
 from hybridflow.dataflows.groups import State as GroupState
 from hybridflow.dataflows.interface import Dataflow, role_needs
@@ -109,6 +110,8 @@ class Stream:
             self._send(max_tokens=TURN_TOKENS, stays_awake=True)
             self._receive()
             turns += 1
+            is_stuck = 0 < len(self._finished) == len(self._queue.of(GroupState.running)) and not self._queue.room(step)
+            assert not is_stuck, f"{len(self._finished)} groups cannot be divided over {self._run.num_devices} devices"
         if turns and not self._run.rollout_overlaps:
             self._rollout.send(None, max_tokens=0)  # a colocated rollout goes to sleep
             self._receive()
@@ -171,7 +174,7 @@ class Stream:
         """As `state`, with the tokens of the groups that are done; waits for none. Between two steps only."""
         assert not self.is_stepping, "the queue is saved within a step"
         self._receive(waits=False, collects=False)
-        state, done = self.state(), [uid for uid, batch in self._collected.items() if _has_ended(batch)]
+        state, done = self.state(), [uid for uid, batch in self._collected.items() if batch.has_ended]
         if done:
             prompts = Batch.concat([self._prompts[uid] for uid in done])
             versions = [self._queue.groups[uid].version for uid in done]
@@ -319,17 +322,19 @@ class Stream:
             self._collect()
 
     def _collect(self) -> None:
-        """Calls `collect` for the groups that have finished, unless they are fewer than the ranks of a role.
+        """Calls `collect` for groups that have finished: no fewer than the ranks of a role.
 
-        Nor may so few be left for the last call of the run.
+        Nor may fewer be left: if few are running, some of the newest finished ones wait for them.
         """
         least = min(self._run.num_devices, self._queue.groups_per_step)
         steps = self._run.trainer.total_steps - self._step
         left = steps * self._queue.groups_per_step - len(self._collected) - len(self._finished)
-        if not self._finished or len(self._finished) < least or 0 < left < least:
+        running = len(self._queue.of(GroupState.running)) - len(self._finished)
+        wait = max(0, least - running) if running else 0
+        uids = sorted(self._finished)[: max(0, len(self._finished) - wait)]
+        if not uids or len(uids) < least or 0 < left < least - wait:
             return
-        uids = sorted(self._finished)
-        self._finished.clear()
+        self._finished = [uid for uid in self._finished if uid not in uids]
         batch = self._sampler.answered(Batch.concat([self._prompts[uid] for uid in uids]), self._finished_rows(uids))
         for uid in uids:
             group = self._rollout.forget(uid)
@@ -348,7 +353,7 @@ class Stream:
         ratio = (self._trained_tokens / self._trained_rows) / (tokens / rows) if tokens else 1.0
         return {"async/length_ratio": last(ratio)}
 
-    def _finished_rows(self, uids: Iterable[int]) -> dict[Name, Place]:
+    def _finished_rows(self, uids: Iterable[int]) -> dict[RowName, Place]:
         return {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}
 
     def _rows(self, uids: Sequence[int]) -> BatchRef:
@@ -389,7 +394,3 @@ class Stream:
 def sampler_of(dataflow: type[Dataflow]) -> str:
     """The name of the role that samples."""
     return next(name for name, need in role_needs(dataflow).items() if need.kind is Sampler)
-
-
-def _has_ended(batch: BatchRef) -> bool:
-    return all(each.backend.has_ended(each.pending()) for each in (batch, *batch.companions.values()))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
@@ -66,32 +67,33 @@ class ConversationFormat:
         text = self.prompt_text(messages, tools)
         return self._ids(text, add_special_tokens=not self._is_chat)
 
-    def continuation_ids(self, before: str, after: str, reply: Message, *, last_id: int) -> list[int] | None:
+    def continuation_ids(self, before: str, after: str, reply: Message, reply_ids: Sequence[int]) -> list[int] | None:
         """Token ids between a reply and the next one; None if the template has changed the text up to the reply.
 
         `before` is the text of the prompt that was replied to, and `after` that of the prompt that follows, both with
-        placeholders for replies; `reply` is the placeholder of this one. `last_id` is the last token of the reply: if
-        the continuation begins with it because it ends a turn, it is not repeated.
+        placeholders for replies; `reply` is the placeholder of this one. `reply_ids` are the tokens of the reply: the
+        special tokens at its end with which the continuation begins are not repeated.
         """
         text = self._continuation(before, after, reply)
         if text is None:
             return None
-        has_ended = last_id in self.end_ids
+        has_ended = reply_ids[-1] in self.end_ids
         ids = self._ids(text.lstrip() if has_ended else text, add_special_tokens=False)
-        if not has_ended:
-            return ids
-        return ids[1:] if ids[:1] == [last_id] else self._ids(text, add_special_tokens=False)
+        most = min(len(self._leading_marks(ids)), len(reply_ids))
+        same = next((size for size in range(most, 0, -1) if [*reply_ids[-size:]] == ids[:size]), 0)
+        return ids[same:] if same or not has_ended else self._ids(text, add_special_tokens=False)
 
     def decoded(self, ids: Sequence[int]) -> str:
-        """The text of a reply without the token that ended it; other special tokens are kept, for parsers."""
-        kept = ids[:-1] if len(ids) and ids[-1] in self.end_ids else ids
-        text = self._tokenizer.decode(list(kept), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        """The text of a reply without the tokens that end a turn; other special tokens are kept, for parsers."""
+        text = self._tokenizer.decode(
+            [*self._without_end(ids)], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         assert isinstance(text, str), f"one sequence decoded to {type(text)}"
         return text
 
     def special_token(self, ids: Sequence[int]) -> str | None:
         """The first special token in a reply, except those that end it; None if there is none."""
-        found = next((token for token in ids if token in self._special_ids), None)
+        found = next((token for token in self._without_end(ids) if token in self._special_ids), None)
         return None if found is None else str(self._tokenizer.convert_ids_to_tokens(found))
 
     def check(self) -> TemplateCheck:
@@ -109,9 +111,7 @@ class ConversationFormat:
         difference = self._difference(plain)
         if difference:
             return Continuation.fork, difference, True
-        turns: list[Message] = [{"role": "user", "content": "first"}]
-        following = self.prompt_text([*turns, plain, {"role": "user", "content": "next"}])
-        text = (self._continuation(self.prompt_text(turns), following, plain) or "").lstrip()
+        text = self._after_reply()
         text = next((text.removeprefix(end) for end in self._end_texts if text.startswith(end)), text)
         bridge = text[: len(text) - len(text.lstrip())]
         kind = Continuation.bridge if bridge else Continuation.append
@@ -145,6 +145,31 @@ class ConversationFormat:
             return rest
         ends = [rest.find(end) for end in self._end_texts if end in rest]
         return rest[min(ends) :] if ends else None
+
+    def _after_reply(self) -> str:
+        """The text that follows a reply in a conversation of two turns; empty if the template changes the first one."""
+        first: Message = {"role": "user", "content": "first"}
+        reply = placeholder("a reply")
+        following = self.prompt_text([first, reply, {"role": "user", "content": "next"}])
+        return (self._continuation(self.prompt_text([first]), following, reply) or "").lstrip()
+
+    @cached_property
+    def _turn_end(self) -> list[int]:
+        """The special tokens with which the template ends a reply, if the last is one of `end_ids`; else empty."""
+        marks = self._leading_marks(self._ids(self._after_reply(), add_special_tokens=False)) if self._is_chat else []
+        return next((marks[: place + 1] for place, token in enumerate(marks) if token in self.end_ids), [])
+
+    def _leading_marks(self, ids: list[int]) -> list[int]:
+        """The special tokens with which ids begin."""
+        others = (place for place, token in enumerate(ids) if token not in self._special_ids | self.end_ids)
+        return ids[: next(others, len(ids))]
+
+    def _without_end(self, ids: Sequence[int]) -> Sequence[int]:
+        """A reply without the tokens that end a turn."""
+        if not len(ids) or ids[-1] not in self.end_ids:
+            return ids
+        size = len(self._turn_end)
+        return ids[:-size] if size and [*ids[-size:]] == self._turn_end else ids[:-1]
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return text_token_ids([text], self._tokenizer, add_special_tokens=add_special_tokens)[0]

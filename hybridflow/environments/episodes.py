@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from numbers import Real
 
 from hybridflow.config.environment import EnvironmentSettings
@@ -67,7 +68,7 @@ async def _play_coroutine(
         return Finished([0.0] * model.num_replies, {"over": str(over)})
     if isinstance(answer, Finished):
         rewards = [_number(reward, "the coroutine", "Return finite numbers.") for reward in answer.rewards]
-        return Finished(rewards, _plain(answer.info))
+        return replace(answer, rewards=rewards, info=_plain(answer.info))
     reward, info = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, {})
     number = _number(reward, "the coroutine", "Return the reward as a number, or (reward, info).")
     return Finished([*[0.0] * (model.num_replies - 1), number], _plain(info))

@@ -9,7 +9,18 @@ from multiprocessing.connection import Connection
 from hybridflow.config.carried_code import imported_code
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.episodes import run_episode
-from hybridflow.environments.interface import Ask, Event, Failed, Finished, Model, Over, Reply, Request, Start
+from hybridflow.environments.interface import (
+    Ask,
+    Event,
+    Failed,
+    Finished,
+    Model,
+    ModelInfo,
+    Over,
+    Reply,
+    Request,
+    Start,
+)
 from hybridflow.environments.loading import load_environment
 from hybridflow.environments.mcp_servers import server_tools
 from hybridflow.errors import ConfigError, EpisodeError
@@ -39,8 +50,9 @@ def event_of(message: bytes) -> Event | Code | str:
     return _EVENTS[kind](**content) if kind in _EVENTS else content
 
 
-def serve_episodes(connection: Connection, config: EnvironmentSettings) -> None:
+def serve_episodes(connection: Connection, setup: tuple[EnvironmentSettings, ModelInfo | None]) -> None:
     """Loads the environment, then runs episodes until disconnected."""
+    config, info = setup
     try:
         environment = load_environment(config)
         server_tools(config)
@@ -60,7 +72,7 @@ def serve_episodes(connection: Connection, config: EnvironmentSettings) -> None:
             assert isinstance(request, Reply | Over), f"{request} during an episode"
             return request
 
-        return await run_episode(environment, config, start, Model(exchange))
+        return await run_episode(environment, config, start, Model(exchange, info))
 
     while True:
         try:

@@ -2,7 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from hybridflow.errors import EpisodeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, object]
 """A role and its content, as in `{"role": "user", "content": "Hello"}`; a reply may also have `tool_calls`."""
@@ -60,6 +65,11 @@ class Reply:
 
     num_prompt_tokens: int = 0
     num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    """Tokens that the model sampled, if it was asked with token ids; else empty."""
+
+    logprobs: list[float] = field(default_factory=list)
+    """Log-probabilities of `token_ids`."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Ask:
-    """An episode that waits for a reply to a whole conversation."""
+    """An episode that waits for a reply to a whole conversation, or to a prompt of token ids."""
 
     messages: list[Message]
     tools: list[Tool] = field(default_factory=list)
     is_trained: bool = True
+    prompt_ids: list[int] | None = None
+    """The whole prompt, in place of `messages`."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,8 @@ class Finished:
 
     rewards: list[float]
     info: dict = field(default_factory=dict)
+    tokens: dict[str, list[int]] | None = None
+    """`prompt_ids`, `response_ids` and `response_mask` of the sequence to train on, if the episode chooses it."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +118,16 @@ class Failed:
 
 Request = Start | Reply | Over
 Event = Ask | Finished | Failed
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model and the limits of the run, for episodes that work with token ids."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    max_prompt_tokens: int
+    max_response_tokens: int
+    max_turns: int
 
 
 class EpisodeOver(Exception):
@@ -119,8 +143,9 @@ class Model:
         return float(reply.text == row["answer"])
     """
 
-    def __init__(self, exchange: Callable[[Ask], Awaitable[Reply | Over]]) -> None:
+    def __init__(self, exchange: Callable[[Ask], Awaitable[Reply | Over]], info: ModelInfo | None = None) -> None:
         self._exchange = exchange
+        self.info = info
         self.num_replies = 0
 
     async def reply(
@@ -132,10 +157,30 @@ class Model:
         `trained=False` are not trained on, such as those of an opponent. Raises `EpisodeOver` at a limit.
         """
         given: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
-        answer = await self._exchange(Ask(given, [*tools], trained))
+        return await self._answer(Ask(given, [*tools], trained))
+
+    async def sample(self, prompt_ids: Sequence[int]) -> Reply:
+        """The model's reply to a whole prompt of token ids, for episodes that use nothing else.
+
+        A prompt that does not begin with the previous one and its sampled tokens begins a new sequence (a fork). Raises
+        `EpisodeOver` at a limit, and `EpisodeError` for ids that are not in the vocabulary.
+        """
+        assert self.info is not None, "the environment does not work with token ids"
+        ids, size = [int(token) for token in prompt_ids], len(self.info.tokenizer)
+        outside = [token for token in ids if not 0 <= token < size]
+        if outside or not ids:
+            raise EpisodeError(
+                f"it asked the model with {f'the token id {outside[0]}' if outside else 'no token ids'}; the tokenizer"
+                f" has ids from 0 to {size - 1}.",
+                remedy="Ask with what the tokenizer returns.",
+            )
+        return await self._answer(Ask([], prompt_ids=ids))
+
+    async def _answer(self, ask: Ask) -> Reply:
+        answer = await self._exchange(ask)
         if isinstance(answer, Over):
             raise EpisodeOver(answer.reason)
-        self.num_replies += trained
+        self.num_replies += ask.is_trained
         return answer
 
 

@@ -11,7 +11,6 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import described, ending_forks, load_member, named_parameters
 from hybridflow.environments.adapters.factory import adapter_of
 from hybridflow.environments.adapters.interface import methods_of
-from hybridflow.environments.adapters.verl import is_agent_loop
 from hybridflow.environments.built_in.factory import BUILT_IN
 from hybridflow.environments.built_in.tools import Tools
 from hybridflow.environments.program import check_program, play_program
@@ -34,6 +33,9 @@ class LoadedEnvironment:
     takes_seed: bool
     is_trusted: bool
     """It is built in, so it is fast and cannot crash."""
+
+    needs_info: bool = False
+    """Its episodes use `Model.info`."""
 
 
 def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
@@ -69,9 +71,19 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
     kind = found if inspect.isclass(found) else _made_by(found, config)
     if adapter := adapter_of(kind):
         logger.info("environment=%s kind='%s'", name, adapter.kind)
-        return LoadedEnvironment(adapter.adapted(found), adapter.is_coroutine, takes_seed=True, is_trusted=False)
-    if is_agent_loop(kind) or not inspect.isclass(found):
-        raise _unknown(name, kind)
+        return LoadedEnvironment(
+            adapter.adapted(found),
+            adapter.is_coroutine,
+            takes_seed=True,
+            is_trusted=False,
+            needs_info=adapter.needs_info,
+        )
+    if not inspect.isclass(found):
+        raise ConfigError(
+            f"environment={name} is a function that returns a {kind.__name__}, not an environment that hybridflow"
+            " recognizes.",
+            remedy="Return an environment, or write a class with reset and step.",
+        )
     _check_class(found, config)
     takes_seed = "seed" in inspect.signature(methods_of(found)["reset"]).parameters
     return LoadedEnvironment(found, is_coroutine=False, takes_seed=takes_seed, is_trusted=is_trusted)
@@ -88,20 +100,6 @@ def made(environment: LoadedEnvironment, config: EnvironmentSettings) -> object:
             f" {described(error, callers={__file__})}.",
             remedy="Give the class defaults for its arguments, or set them in environment.settings.",
         ) from error
-
-
-def _unknown(name: str, kind: type) -> ConfigError:
-    if is_agent_loop(kind):
-        return ConfigError(
-            f"environment={name} is an agent loop of verl, which makes token ids itself.",
-            remedy="Write 'async def episode(model, row)', whose 'await model.reply(messages)' takes the place of"
-            " 'self.server_manager.generate(...)'.",
-        )
-    return ConfigError(
-        f"environment={name} is a function that returns a {kind.__name__}, not an environment that hybridflow"
-        " recognizes.",
-        remedy="Return an environment, or write a class with reset and step.",
-    )
 
 
 def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:

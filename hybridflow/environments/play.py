@@ -8,10 +8,11 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.row_names import row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
-from hybridflow.environments.interface import Ask, Event, Failed, Message, Over, Reply
+from hybridflow.environments.interface import Ask, Event, Failed, Finished, Message, ModelInfo, Over, Reply
 from hybridflow.environments.rows import episode_columns
 from hybridflow.environments.running import Episode, RunningEpisodes
 from hybridflow.environments.stages import make_stage
@@ -63,7 +64,7 @@ class EpisodePlayer:
         self._max_turn_tokens = config.max_turn_tokens or max(1, max_response_tokens // config.max_turns)
         self._formats = {is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat) for is_chat in (False, True)}
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
-        self._stage = make_stage(config)
+        self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
         self._has_checked = self._has_seen_special = False
         self._num_failures = 0
         self._numbers = count()
@@ -146,7 +147,19 @@ class EpisodePlayer:
             self._count_failure(event.reason)
             running.finish(number, None)
         else:
-            running.finish(number, event)
+            running.finish(number, self._ended(episode, event))
+
+    def _ended(self, episode: Episode, ended: Finished) -> Finished | None:
+        """The result of an episode; None if it chose tokens to train on that it cannot have."""
+        if ended.tokens is None:
+            return ended
+        try:
+            episode.transcripts[True].select(**ended.tokens)
+            self._check_prompt(episode.transcripts[True])
+        except EpisodeError as error:
+            self._count_failure(f"{error.message} {error.remedy}")
+            return None
+        return ended
 
     def _listen(self, running: RunningEpisodes, number: int, episode: Episode, ask: Ask) -> None:
         """Extends the transcript by what the episode shows the model, unless it has reached a limit."""
@@ -154,7 +167,10 @@ class EpisodePlayer:
         if episode.turns >= self._config.max_turns:
             running.requests[number] = Over("max_turns")
         elif transcript is not None:
-            transcript.extend(ask.messages, ask.tools)
+            if ask.prompt_ids is None:
+                transcript.extend(ask.messages, ask.tools)
+            else:
+                transcript.extend_ids(ask.prompt_ids)
             if self._allowance(transcript) <= 0:
                 episode.is_truncated = True
                 running.requests[number] = Over("max_response_tokens")
@@ -168,16 +184,21 @@ class EpisodePlayer:
         prompt = running.prompts.object("prompt")[episode.row]
         is_chat = isinstance(prompt, list)
         known: list[Message] = prompt if is_chat else [{"role": "user", "content": prompt}]
-        is_same = [*ask.messages] == known and not ask.tools
-        ids = running.prompt_ids[episode.row].tolist() if is_same else None
-        transcript = Transcript(self._formats[is_chat], ask.messages, ask.tools, prompt_ids=ids)
-        if len(transcript.prompt_ids) > self._max_prompt_tokens:
+        shown = known if ask.prompt_ids is not None else ask.messages
+        is_same = ask.prompt_ids is None and [*shown] == known and not ask.tools
+        ids = running.prompt_ids[episode.row].tolist() if is_same else ask.prompt_ids
+        transcript = Transcript(self._formats[is_chat], shown, ask.tools, prompt_ids=ids)
+        self._check_prompt(transcript)
+        episode.transcripts[ask.is_trained] = transcript
+
+    def _check_prompt(self, transcript: Transcript) -> None:
+        num_tokens = len(transcript.rows[0].prompt_ids)
+        if num_tokens > self._max_prompt_tokens:
             raise EpisodeError(
-                f"{self._config.chosen}: the first prompt of an episode has {len(transcript.prompt_ids)}"
-                f" tokens; data.max_prompt_tokens={self._max_prompt_tokens}.",
+                f"{self._config.chosen}: the first prompt of an episode has {num_tokens} tokens;"
+                f" data.max_prompt_tokens={self._max_prompt_tokens}.",
                 remedy="Raise data.max_prompt_tokens, or show the model less.",
             )
-        episode.transcripts[ask.is_trained] = transcript
 
     def _allowance(self, transcript: Transcript) -> int:
         """Maximum length of the next reply."""
@@ -203,9 +224,8 @@ class EpisodePlayer:
     def _take(self, running: RunningEpisodes, sampled: Batch) -> None:
         """Replies that have been sampled go to their environments."""
         running.meta = sampled.meta
-        names = zip(sampled.row("uid").tolist(), sampled.row("sample_index").tolist(), strict=True)
         ids, logprobs = sampled.tokens("response_ids"), sampled.tokens("rollout_logprobs")
-        for index, name in enumerate(names):
+        for index, name in enumerate(row_names(sampled)):
             number = running.sampling.pop(name)
             episode = running.episodes[number]
             episode.sampled_by(int(sampled.row("weight_version")[index]))
@@ -235,7 +255,8 @@ class EpisodePlayer:
         episode.turns += 1
         if ask.is_trained:
             episode.is_truncated = is_truncated
-        return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids))
+        tokens = ([], []) if ask.prompt_ids is None else (ids, logprobs)
+        return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids), *tokens)
 
     def _note_special(self, running: RunningEpisodes, token: str) -> None:
         """Counts a reply that contains a special token; the first one of the player's life is also logged."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.hosting import event_of, packed, serve_episodes
-from hybridflow.environments.interface import Ask, Event, Failed, Request, Start
+from hybridflow.environments.interface import Ask, Event, Failed, ModelInfo, Request, Start
 from hybridflow.errors import EpisodeError
 from hybridflow.observability.activity import ACTIVITY
 from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, ServedProcess
@@ -78,12 +78,12 @@ class ProcessStage:
     A process whose episode exceeds a limit is killed with everything it started, and replaced.
     """
 
-    def __init__(self, config: EnvironmentSettings, places: int) -> None:
+    def __init__(self, config: EnvironmentSettings, places: int, info: ModelInfo | None) -> None:
         self.places: int | None = places
         self._config = config
         self._server = ForkServer(
             serve_episodes,
-            config,
+            (config, info),
             labels=[str(config.chosen)],
             of="environment",
             setting="environment.processes",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hybridflow.batch import Batch
+from hybridflow.batch.row_names import RowName
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Ask, Finished, Request, Start
 from hybridflow.environments.rows import EpisodeResult
@@ -13,9 +14,6 @@ from hybridflow.environments.transcript import Transcript
 TURN_STRIDE = 1 << 32
 """Turn t of sample i draws with the sample index i + t * 2^32, so no two turns share random numbers, and the first
 draws those of a response without an environment."""
-
-RowName = tuple[int, int]
-"""`uid` and `sample_index` of a row that is sampled."""
 
 
 @dataclass

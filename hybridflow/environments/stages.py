@@ -5,7 +5,18 @@ from typing import Protocol
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.episodes import run_episode
-from hybridflow.environments.interface import Ask, Event, Failed, Finished, Model, Over, Reply, Request, Start
+from hybridflow.environments.interface import (
+    Ask,
+    Event,
+    Failed,
+    Finished,
+    Model,
+    ModelInfo,
+    Over,
+    Reply,
+    Request,
+    Start,
+)
 from hybridflow.environments.loading import LoadedEnvironment, load_environment
 from hybridflow.environments.process_stage import ProcessStage
 from hybridflow.errors import EpisodeError
@@ -38,22 +49,25 @@ class Stage(Protocol):
         ...
 
 
-def make_stage(config: EnvironmentSettings) -> Stage:
+def make_stage(config: EnvironmentSettings, info: ModelInfo) -> Stage:
     """The stage for `environment.processes`. Raises `ConfigError` if the environment cannot be loaded."""
     environment = load_environment(config)
     processes = config.processes
     if processes is None:
         processes = 0 if environment.is_trusted else DEFAULT_PROCESSES
-    return ProcessStage(config, processes) if processes else LocalStage(environment, config)
+    if not processes:
+        return LocalStage(environment, config, info)
+    return ProcessStage(config, processes, info if environment.needs_info else None)
 
 
 class LocalStage:
     """Runs episodes in this process, one step after another."""
 
-    def __init__(self, environment: LoadedEnvironment, config: EnvironmentSettings) -> None:
+    def __init__(self, environment: LoadedEnvironment, config: EnvironmentSettings, info: ModelInfo) -> None:
         self.places: int | None = None
         self._environment = environment
         self._config = config
+        self._info = info
         self._episodes: dict[int, Coroutine[Ask, Reply | Over | None, Finished | Failed]] = {}
         self._events: dict[int, Event] = {}
 
@@ -77,7 +91,8 @@ class LocalStage:
 
     def _advance(self, number: int, request: Request) -> Event:
         if isinstance(request, Start):
-            self._episodes[number] = run_episode(self._environment, self._config, request, Model(_suspended))
+            model = Model(_suspended, self._info)
+            self._episodes[number] = run_episode(self._environment, self._config, request, model)
         try:
             event = self._episodes[number].send(None if isinstance(request, Start) else request)
         except StopIteration as end:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from hybridflow.environments.conversation_format import ConversationFormat, placeholder
 from hybridflow.environments.interface import Message, Tool
+from hybridflow.errors import EpisodeError
 
 
 @dataclass
@@ -44,6 +45,23 @@ class TranscriptRow:
         self.mask += fork.mask
         self.logprobs += fork.logprobs
         self.replies += [(first + shift, last + shift) for first, last in fork.replies]
+
+    def selected(
+        self, prompt_ids: Sequence[int], response_ids: Sequence[int], mask: Sequence[int]
+    ) -> "TranscriptRow | None":
+        """A copy that ends with the last token whose mask is 1, and has this mask.
+
+        None if its tokens are others, or if the mask is 1 for a token that the model did not sample.
+        """
+        end = max((place + 1 for place, one in enumerate(mask) if one), default=0)
+        ids, kept = [*response_ids[:end]], [int(one) for one in mask[:end]]
+        if [*prompt_ids] != self.prompt_ids or ids != self.response_ids[:end]:
+            return None
+        if any(one not in (0, 1) or one > sampled for one, sampled in zip(kept, self.mask[:end], strict=True)):
+            return None
+        logprobs = [value if one else 0.0 for value, one in zip(self.logprobs[:end], kept, strict=True)]
+        replies = [(first, min(last, end)) for first, last in self.replies if first < end]
+        return TranscriptRow([*self.prompt_ids], ids, kept, logprobs, replies)
 
     def up_to_last_reply(self) -> "TranscriptRow":
         """A copy without what follows the last reply."""
@@ -145,13 +163,52 @@ class Transcript:
             return
         shown = [*self._shown, *messages[known:]]
         text = self._format.prompt_text(shown, tools)
-        last_id = self.rows[-1].response_ids[-1]
-        ids = self._format.continuation_ids(self._prompt_text, text, self._shown[-1], last_id=last_id)
+        start, end = self.rows[-1].replies[-1]
+        reply_ids = self.rows[-1].response_ids[start:end]
+        ids = self._format.continuation_ids(self._prompt_text, text, self._shown[-1], reply_ids)
         if ids is None:
             self._fork(messages, tools)
             return
         self.rows[-1].append(ids)
         self.messages, self._shown, self._prompt_text = [*messages], shown, text
+
+    def extend_ids(self, prompt_ids: Sequence[int]) -> None:
+        """Continues with a whole prompt of token ids. One that changes the tokens so far begins a new row."""
+        known = self.prompt_ids
+        if [*prompt_ids[: len(known)]] == known:
+            new = prompt_ids[len(known) :]
+            self.rows[-1].append(new)
+        else:
+            new = prompt_ids
+            self.rows.append(TranscriptRow([*prompt_ids]))
+        self._show(new)
+
+    def select(self, prompt_ids: Sequence[int], response_ids: Sequence[int], response_mask: Sequence[int]) -> None:
+        """Keeps one row, with this mask, which may leave out sampled tokens; see `TranscriptRow.selected`.
+
+        Raises `EpisodeError` if no row has these tokens.
+        """
+        found = [row.selected(prompt_ids, response_ids, response_mask) for row in self.rows]
+        row = next((row for row in reversed(found) if row is not None), None)
+        if row is None:
+            raise EpisodeError(
+                "it returned token ids that disagree with those that were sampled.",
+                remedy="Return the first prompt_ids and, as response_ids, exactly the sampled ids and the ids that were"
+                " appended to the prompt between them; response_mask must be 0 for the latter. Never encode a reply"
+                " again from its text.",
+            )
+        self.rows, self.history, self.reply_places = [row], [*self.opening], []
+        shown = 0
+        for first, last in row.replies:
+            self._show(row.response_ids[shown:first])
+            self.reply_places.append(len(self.history))
+            self.history.append({"role": "assistant", "content": self.text_of(row.response_ids[first:last])})
+            shown = last
+
+    def _show(self, ids: Sequence[int]) -> None:
+        """Adds tokens that the model did not sample to the history."""
+        if ids:
+            self.history.append({"role": "user", "content": self.text_of(ids)})
 
     def _fork(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
         self.messages, self._shown, self._tools = [*messages], [*messages], [*tools]

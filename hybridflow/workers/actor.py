@@ -16,7 +16,7 @@ from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.interface import LossFn
 from hybridflow.observability.metrics import Metrics
 from hybridflow.workers.estimation import AdvantageEstimation
-from hybridflow.workers.model_worker import ModelWorker, Objective, TrainedRole, TrainingSetup
+from hybridflow.workers.model_worker import SEQUENCES, ModelWorker, Objective, TrainedRole, TrainingSetup
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, LOSS_COLUMNS
 from hybridflow.workers.objectives import Denominators, columns_of, supervised_objective
 from hybridflow.workers.partial_rollouts import Turn
@@ -67,13 +67,7 @@ class ActorWorker(ModelWorker):
         with self.weights.awake_rollout(stays_awake=stays_awake) as rollout:
             return rollout.partial.advance(prompts, **turn)
 
-    @transfer(
-        DATA_PARALLEL,
-        requires=("prompt_ids", "response_ids"),
-        optional=("fork_starts",),
-        provides=("old_logprobs",),
-        changes=False,
-    )
+    @transfer(DATA_PARALLEL, **SEQUENCES, provides=("old_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
         """`old_logprobs`: the policy's log-probabilities before the update.
 
@@ -84,13 +78,7 @@ class ActorWorker(ModelWorker):
         columns = {"old_logprobs": outputs.tokens("logprobs")}
         return Batch.of(tokens=columns | {name: outputs.tokens(name) for name in further})
 
-    @transfer(
-        DATA_PARALLEL,
-        requires=("prompt_ids", "response_ids"),
-        optional=("fork_starts",),
-        provides=("ref_logprobs",),
-        changes=False,
-    )
+    @transfer(DATA_PARALLEL, **SEQUENCES, provides=("ref_logprobs",), changes=False)
     def reference_logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs` without a reference model: those of the policy with its low-rank adapter disabled."""
         assert self.setup.training.lora.rank, "without an adapter the policy would be its own reference"

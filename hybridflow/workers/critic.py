@@ -10,7 +10,7 @@ from hybridflow.engines.training.factory import make_value_engine
 from hybridflow.engines.training.interface import LossFn
 from hybridflow.observability.metrics import Metrics, mean
 from hybridflow.workers.estimation import AdvantageEstimation
-from hybridflow.workers.model_worker import ModelWorker, TrainedRole, TrainingSetup
+from hybridflow.workers.model_worker import SEQUENCES, ModelWorker, TrainedRole, TrainingSetup
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS
 from hybridflow.workers.objectives import Denominators, token_summaries, value_objective
 
@@ -24,13 +24,7 @@ class CriticWorker(ModelWorker):
         self.engine = self.started(make_value_engine)
         self._estimation = AdvantageEstimation(algorithm, self.reduce)
 
-    @transfer(
-        DATA_PARALLEL,
-        requires=("prompt_ids", "response_ids"),
-        optional=("fork_starts",),
-        provides=("values",),
-        changes=False,
-    )
+    @transfer(DATA_PARALLEL, **SEQUENCES, provides=("values",), changes=False)
     def values(self, batch: Batch) -> Batch:
         """`values`: the value of the state before each response token."""
         return self.predict(batch, "values")

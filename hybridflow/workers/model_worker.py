@@ -24,6 +24,9 @@ from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
 from hybridflow.parallel.collectives import Together
 from hybridflow.parallel.part_records import PartWriter
 
+SEQUENCES = {"requires": ("prompt_ids", "response_ids"), "optional": ("fork_starts",)}
+"""The columns of a forward pass."""
+
 STATE_FILE = "worker.json"
 SNAPSHOT = "snapshot"
 """The column of a rank's state in `ModelWorker.snapshot`."""

@@ -7,6 +7,7 @@ from typing import Required, TypedDict
 import torch
 
 from hybridflow.batch import Batch
+from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.versions import DECODE_STEPS
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Sampling
 from hybridflow.controller.protocols import GENERATION, part_of
@@ -23,7 +24,7 @@ class Turn(TypedDict, total=False):
     """The arguments of `PartialRollouts.advance` after the prompts."""
 
     replicas: Sequence[int]
-    withdrawn: Sequence[tuple[int, int]] | None
+    withdrawn: Sequence[RowName] | None
     max_tokens: Required[int | Sequence[int | None] | None]
     yields: bool
 
@@ -58,14 +59,14 @@ class PartialRollouts:
         self._ranks = context.rendezvous.ranks(context.role, mesh) if mesh.count_along(_AXES) > 1 else None
         if self._ranks is not None:
             self._ranks.group(*_AXES)  # all ranks of the rollout make it together
-        self._running: set[tuple[int, int]] = set()
+        self._running: set[RowName] = set()
 
     def advance(
         self,
         prompts: Batch | None,
         *,
         replicas: Sequence[int] = (),
-        withdrawn: Sequence[tuple[int, int]] | None = (),
+        withdrawn: Sequence[RowName] | None = (),
         max_tokens: int | Sequence[int | None] | None,
         yields: bool = False,
     ) -> Batch:
@@ -91,11 +92,11 @@ class PartialRollouts:
                         break
                 parts.append(self._engine.poll(max_tokens=left))
         found = Batch.concat(parts)
-        self._running.difference_update(_names(found))
+        self._running.difference_update(row_names(found))
         steps = {f"{DECODE_STEPS}{self._replica}": self._engine.num_steps - before}
         return Batch(found.by_name, found.meta | steps, size=len(found))
 
-    def _withdrawn(self, names: Sequence[tuple[int, int]] | None) -> Batch:
+    def _withdrawn(self, names: Sequence[RowName] | None) -> Batch:
         """The withdrawn rows of this replica; none if all are dropped."""
         if names is None:
             self._engine.withdraw()
@@ -111,7 +112,7 @@ class PartialRollouts:
         rows = prompts.select([row for row, replica in enumerate(replicas) if replica == self._replica])
         if not len(rows):
             return
-        self._running.update(_names(rows))
+        self._running.update(row_names(rows))
         has_places = self._engine.num_running + len(rows) <= self._max_sequences
         _, sizes = rows.row("uid").unique_consecutive(return_counts=True)
         for part in [rows] if has_places else rows.split(sizes.tolist()):
@@ -122,7 +123,3 @@ class PartialRollouts:
             return self._context.is_awaited()
         is_first = self._ranks.mesh.index_along(self._ranks.rank, _AXES) == 0
         return bool(self._ranks.maximum(int(is_first and self._context.is_awaited()), *_AXES))
-
-
-def _names(rows: Batch) -> list[tuple[int, int]]:
-    return list(zip(rows.row("uid").tolist(), rows.row("sample_index").tolist(), strict=True))

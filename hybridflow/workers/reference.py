@@ -11,7 +11,7 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.interface import Part
-from hybridflow.workers.model_worker import frozen_engine
+from hybridflow.workers.model_worker import SEQUENCES, frozen_engine
 
 
 class ReferenceWorker(Worker):
@@ -23,13 +23,7 @@ class ReferenceWorker(Worker):
         self._temperature = temperature
         self._is_offloaded = training.offload_parameters
 
-    @transfer(
-        DATA_PARALLEL,
-        requires=("prompt_ids", "response_ids"),
-        optional=("fork_starts",),
-        provides=("ref_logprobs",),
-        changes=False,
-    )
+    @transfer(DATA_PARALLEL, **SEQUENCES, provides=("ref_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs`: the reference's log-probabilities of the responses, at the policy's temperature."""
         outputs = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)

@@ -64,8 +64,8 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
     for step, row in zip(steps, rows[-3:], strict=True):
         assert_sound(step)
         assert {span.name for span in step.spans} >= PPO_CALLS
-        spans = [only(step, name) for name in LOOKED_AT]
-        overlaps.append(min(span.end for span in spans) - max(span.start for span in spans))
+        reward, *others = (only(step, name) for name in LOOKED_AT)
+        overlaps += [min(reward.end, other.end) - max(reward.start, other.start) for other in others]
         saved.append(sum(total.seconds for total in step.totals().values()) - step.seconds)
         path = {span.name for span in step.critical_path()}
         assert "reward.score" in path and path & {"actor.update", "critic.update"}
@@ -73,9 +73,8 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
         for pool in ("policy", "frozen", "values"):  # all three wait for most of the 2.5 s of the reward
             assert 0.0 < row[f"perf/idle_fraction/{pool}"] <= 1.0
         assert row["perf/idle_fraction/judge"] < row["perf/idle_fraction/frozen"]
-    # On busy cores a short call may start when another has ended, and what lies between calls may take longer than the
-    # overlap; on a busy machine neither happens in every step.
-    assert max(overlaps) > 0.0, overlaps
+    assert min(overlaps) > 0.0, overlaps
+    # On a busy machine, what lies between calls may take longer than the overlap in some steps.
     assert max(saved) > 0.0, saved
 
 

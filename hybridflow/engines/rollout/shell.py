@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from hybridflow.batch import Batch
+from hybridflow.batch.row_names import row_names
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
 from hybridflow.engines.rollout.requests import Request, Responses, checked_prompts, make_requests, response_batch
@@ -133,7 +134,7 @@ class RolloutShell(ABC):
         names = list(self._submitted)
         if rows is not None:
             rows.require(("uid", "sample_index"), stage="rollout.withdraw")
-            names = list(zip(rows.row("uid").tolist(), rows.row("sample_index").tolist(), strict=True))
+            names = row_names(rows)
         if unknown := [name for name in names if name not in self._submitted]:
             raise EngineError(
                 f"The row with uid {unknown[0][0]} and sample_index {unknown[0][1]} is not running.",

@@ -1,6 +1,5 @@
 """Microbatches as models read them: packed sequences, without padding."""
 
-import sys
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from hybridflow.algorithms.logprobs import packed_predicting_positions
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER, SHORTEST_PREFIX, microbatches
-from hybridflow.batch.prefix_tree import prefix_tree
+from hybridflow.batch.prefix_tree import prefix_tree, without_sharing
 from hybridflow.batch.ragged import interleaved
 from hybridflow.models.packing import Packing
 
@@ -103,7 +102,7 @@ def _micro(
 ) -> MicroBatch:
     inputs = _without_last(interleaved(prompts, responses))
     sequences = inputs if forks is None else _divided(inputs, prompts, forks)
-    tree = prefix_tree(sequences, at_least=SHORTEST_PREFIX if shares_prefixes else sys.maxsize)
+    tree = prefix_tree(sequences, at_least=SHORTEST_PREFIX) if shares_prefixes else without_sharing(sequences)
     total = len(tree.values)
     missing = -total % multiple_of if total else multiple_of  # models need at least one token
     filler = [missing] if missing else []

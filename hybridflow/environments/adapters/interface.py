@@ -23,6 +23,8 @@ class Adapter:
     recognizes: Callable[[Methods], bool]
     adapted: Callable[[Make], Callable[..., object]]
     is_coroutine: bool = False
+    needs_info: bool = False
+    """Its episodes use `Model.info`."""
 
 
 def methods_of(kind: type) -> Methods:

@@ -4,7 +4,6 @@
 `extra_info.tools_kwargs` give keyword arguments of `create` and `execute`. A reply without a call ends the episode.
 """
 
-import inspect
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
@@ -77,12 +76,6 @@ def _schema_object(given: object) -> object:
     if module is None or not isinstance(given, Mapping):
         return given
     return vars(module)["OpenAIFunctionToolSchema"].model_validate(dict(given))
-
-
-def is_agent_loop(kind: type) -> bool:
-    """Whether a class is an `AgentLoopBase` of verl: a coroutine function `run(sampling_params, **row)`."""
-    run = methods_of(kind).get("run")
-    return run is not None and "sampling_params" in inspect.signature(run).parameters
 
 
 def _recognizes(methods: Methods) -> bool:

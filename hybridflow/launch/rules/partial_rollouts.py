@@ -24,9 +24,9 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
             key="asynchrony.partial_rollouts",
             among=["asynchrony.max_staleness", "asynchrony.partial_rollouts"],
         )
-    if config.environment.name is not None:
+    if config.environment.chosen is not None:
         yield ConfigError(
-            f"{_PARTIAL} with environment={config.environment.name}: episodes do not continue after an update.",
+            f"{_PARTIAL} with {config.environment.chosen}: episodes do not continue after an update.",
             remedy="Use asynchrony.partial_rollouts=false: batches of episodes are then generated ahead.",
             key="asynchrony.partial_rollouts",
             among=["environment.name", "asynchrony.partial_rollouts"],

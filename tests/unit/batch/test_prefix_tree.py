@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hybridflow.batch import Ragged
 from hybridflow.batch.iterate import SHORTEST_PREFIX, microbatches
-from hybridflow.batch.prefix_tree import prefix_tree
+from hybridflow.batch.prefix_tree import prefix_tree, without_sharing
 
 
 @st.composite
@@ -49,10 +49,11 @@ def test_with_any_common_beginning_shared_each_prefix_is_there_once(rows):
 
 @given(related_sequences())
 def test_without_sharing_the_sequences_are_in_their_order(rows):
-    tree = prefix_tree(ragged(rows), at_least=sys.maxsize)
-    assert tree.values.tolist() == [token for row in rows for token in row]
-    assert tree.lengths == tuple(map(len, rows))
-    assert {*tree.parents} <= {-1}
+    for tree in (prefix_tree(ragged(rows), at_least=sys.maxsize), without_sharing(ragged(rows))):
+        assert tree.values.tolist() == [token for row in rows for token in row]
+        assert tree.lengths == tuple(map(len, rows))
+        assert {*tree.parents} <= {-1}
+        assert [tree.values[places].tolist() for places in tree.positions.rows()] == rows
 
 
 @given(related_sequences(), st.integers(1, 80), st.sampled_from([1, 2]))

@@ -30,7 +30,7 @@ def names_a_path(key: fields.Key) -> bool:
     return is_text and re.search(r"director|\bfiles?\b|\bpath|\.py", key.doc, re.IGNORECASE) is not None
 
 
-OTHERS = ("trainer.experiment", "trainer.checkpoint_url")
+OTHERS = ("trainer.experiment", "trainer.checkpoint_url", "environment.program", "environment.mcp")
 PATHS = [key.path for key in fields.keys() if names_a_path(key) and key.path not in OTHERS]  # noqa: SIM118
 
 

@@ -87,6 +87,14 @@ def test_t4_each_prompt_is_trained_on_once_and_no_token_is_too_old(toy_dir, tmp_
     assert engine_of(run).num_running == 0
 
 
+@pytest.mark.parametrize(("staleness", "ahead"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize("devices", [2, 3, 8])
+def test_t4_no_fewer_groups_than_devices_are_left_to_be_collected(toy_dir, tmp_path, staleness, ahead, devices):
+    run = replace(streamed(toy_dir(), tmp_path, staleness=staleness, ahead=ahead), num_devices=devices)
+    assert Loop(run).run().steps == STEPS
+    assert sorted(consumed(run)) == list(range(GROUPS * STEPS)) and max(consumed(run).values()) == 1
+
+
 @pytest.mark.parametrize("kind", [GRPO, SafeRLHF])
 def test_a_run_replays_bit_for_bit(toy_dir, tmp_path, kind):
     first = streamed(toy_dir(), tmp_path / "first", kind)

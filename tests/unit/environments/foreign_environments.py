@@ -158,10 +158,3 @@ class GradesAnswers:
 
     async def release(self, instance_id, **kwargs):
         del self.instances[instance_id]
-
-
-class Loop:
-    """In the form of verl's `AgentLoopBase`."""
-
-    async def run(self, sampling_params, **kwargs):
-        raise AssertionError

@@ -30,7 +30,7 @@ class Player:
         tokens: int = 60,
         **settings,
     ) -> None:
-        own = name if name.islower() and "_" in name else f"{FILE}:{name}"
+        own = name if ":" in name or (name.islower() and "_" in name) else f"{FILE}:{name}"
         config = EnvironmentSettings(name=None if "program" in settings else own, **settings)
         limits = {"max_prompt_tokens": prompt_tokens, "max_response_tokens": tokens}
         self.player = EpisodePlayer(config, tokenizer, (END,), **limits)

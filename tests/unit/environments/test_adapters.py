@@ -97,7 +97,6 @@ def test_environments_of_hybridflow_are_not_taken_for_others(caplog, name):
         ("make", {}, "does not give it: env_id"),
         ("make", {"env_id": "unknown"}, "KeyError"),
         ("make", {"env_id": "nothing"}, "returns a SimpleNamespace"),
-        ("Loop", {}, "agent loop of verl"),
     ],
 )
 def test_what_cannot_be_run_is_an_error_with_a_remedy(name, settings, found):

@@ -185,6 +185,33 @@ def test_a_reply_that_another_token_ended_gets_the_template_s_end_of_turn():
     assert transcript.rows[0].response_ids[:3] == [5, other, end] and transcript.rows[0].mask[:3] == [1, 1, 0]
 
 
+@pytest.mark.parametrize(
+    ("sampled_end", "added_end", "has_ended"),
+    [
+        (["<|endoftext|>", "<|im_end|>"], [], True),
+        (["<|endoftext|>"], ["<|im_end|>"], False),  # cut off between the two
+        ([], ["<|endoftext|>", "<|im_end|>"], False),
+        (["<|im_end|>"], ["<|endoftext|>", "<|im_end|>"], True),  # the second one alone
+    ],
+)
+def test_two_tokens_that_end_a_turn_are_not_repeated(sampled_end, added_end, has_ended):
+    tokenizer, end = with_template(tokenizer_of("chatml"), ENDS_WITH_TWO_TOKENS), end_id("chatml")
+    text_format = ConversationFormat(tokenizer, [end], is_chat=True)
+    assert text_format.check().continuation == "append"
+    transcript = Transcript(text_format, [{"role": "user", "content": "first"}])
+    prompt = transcript.prompt_ids
+    ids = [*tokenizer.encode("lower"), *tokenizer.convert_tokens_to_ids(sampled_end)]
+    reply = {"role": "assistant", "content": text_format.decoded(ids)}
+    transcript.add_reply(ids, [-1.0] * len(ids), reply)
+    transcript.extend([*transcript.messages, {"role": "user", "content": "next"}])
+    whole = text_format.prompt_text([{"role": "user", "content": "first"}, {"role": "user", "content": "next"}])
+    following = tokenizer.encode(whole)[tokenizer.encode(whole).index(end) + 1 :]
+    assert transcript.prompt_ids == prompt + ids + tokenizer.convert_tokens_to_ids(added_end) + following
+    if len(sampled_end) == 2:
+        assert reply["content"] == "lower" and text_format.special_token(ids) is None
+    assert (ids[-1] == end) is has_ended
+
+
 def test_plain_texts_are_concatenated():
     tokenizer = tokenizer_of("chatml")
     text_format = ConversationFormat(tokenizer, [end_id("chatml")], is_chat=False)
@@ -201,6 +228,13 @@ def test_a_tokenizer_without_a_template_is_an_error():
         text_format.check()
     assert "data.chat_template" in found.value.remedy
 
+
+ENDS_WITH_TWO_TOKENS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}:{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}<|endoftext|>{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant:{% endif %}"
+)
+"""As the templates of Cohere's models, which end replies with <|END_RESPONSE|><|END_OF_TURN_TOKEN|>."""
 
 COUNTS_DOWN = (
     "{% for m in messages %}turn {{ messages | length - loop.index0 }} {{ m['role'] }}: {{ m['content'] }}<|im_end|>"

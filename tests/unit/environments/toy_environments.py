@@ -186,3 +186,11 @@ async def other(prompt):
 
 
 WORD = "no environment"
+
+
+async def two_replies(model, row):
+    """Two replies with a text between them."""
+    messages = [{"role": "user", "content": row["prompt"]}]
+    reply = await model.reply(messages)
+    await model.reply([*messages, reply.message, {"role": "user", "content": " again"}])
+    return 0.75

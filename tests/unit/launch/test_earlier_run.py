@@ -38,9 +38,11 @@ def fails_to_load(words: Words, *settings: str) -> None:
     [weights] = Path(str(prepared.plan.config.model.path)).glob("*.safetensors")
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(WorkerError, match="cannot be loaded"):
-        execute(prepared, Console(quiet=True))
-    weights.write_bytes(whole)
+    try:
+        with pytest.raises(WorkerError, match="cannot be loaded"):
+            execute(prepared, Console(quiet=True))
+    finally:
+        weights.write_bytes(whole)  # other tests use it
 
 
 @pytest.mark.parametrize("saves", [True, False], ids=["completed", "without checkpoints"])
@@ -48,7 +50,7 @@ def test_an_earlier_run_is_neither_marked_nor_moved_by_a_start_that_fails(words,
     every = f"trainer.save_every={2 if saves else 0}"
     directory = words.run("run", every, "trainer.total_steps=2").run_dir
     before = contents(directory)
-    fails_to_load(words, every, "trainer.total_steps=2", "trainer.keep_checkpoints=5")
+    fails_to_load(words, every, "trainer.total_steps=3", "trainer.keep_checkpoints=5")
     assert contents(directory) == before
     assert read_ending(directory) == Ending("done", "2 steps")
     assert not directory.with_name("run.1").exists()

@@ -162,18 +162,21 @@ class GrowingLayer(DynamicLayer):
         self._buffers = [buffer[:, :, : self.get_seq_length()].index_select(0, indices) for buffer in self._buffers]
         self.keys, self.values = self._buffers
 
-    def join(self, other: "GrowingLayer") -> None:
-        """Adds the rows of another layer, which begin in the first column as well."""
-        width = max(self.get_seq_length(), other.get_seq_length())
-        for number, pair in enumerate(zip(self._buffers, other._buffers, strict=True)):
-            rows, heads, size = sum(map(len, pair)), pair[0].shape[1], pair[0].shape[3]
-            joined, start = pair[0].new_zeros(rows, heads, width + _SPARE_TOKENS, size), 0
-            for layer, buffer in zip((self, other), pair, strict=True):
-                used = layer.get_seq_length()
-                joined[start : start + len(buffer), :, :used] = buffer[:, :, :used]
-                start += len(buffer)
-            self._buffers[number] = joined
-        self._show(width)
+    def join(self, other: "GrowingLayer", places: Int64[Tensor, " N"]) -> None:
+        """Puts the rows of another layer, which begin in the first column as well, into places of this one.
+
+        Places beyond the last row are added.
+        """
+        used, new_used = self.get_seq_length(), other.get_seq_length()
+        rows = max(len(self._buffers[0]), int(places.max()) + 1)
+        for number, (buffer, new) in enumerate(zip(self._buffers, other._buffers, strict=True)):
+            if rows > len(buffer) or new_used > buffer.shape[2]:
+                _, heads, columns, size = buffer.shape
+                wider = buffer.new_zeros(rows, heads, max(columns, new_used + _SPARE_TOKENS), size)
+                wider[: len(buffer), :, :used] = buffer[:, :, :used]
+                self._buffers[number] = buffer = wider
+            buffer[places, :, :new_used] = new[:, :, :new_used]
+        self._show(max(used, new_used))
 
     def trim(self, num_columns: int) -> None:
         """Drops the columns from `num_columns` on, which no row uses."""
@@ -201,10 +204,10 @@ class GrowingCache(Cache):
         for layer in self._growing:
             layer.align(padding)
 
-    def join(self, other: "GrowingCache") -> None:
-        """Adds the rows of another cache; both are aligned."""
+    def join(self, other: "GrowingCache", places: Int64[Tensor, " N"]) -> None:
+        """Puts the rows of another cache into places of this one; both are aligned. Places at the end are added."""
         for layer, new in zip(self._growing, other._growing, strict=True):
-            layer.join(new)
+            layer.join(new, places)
 
     def trim(self, num_columns: int) -> None:
         """Drops the columns from `num_columns` on, which no row uses."""

@@ -101,7 +101,7 @@ class Decoding:
             self._searches = [_search_of(request, tokenizer) for request in requests]
         self._can_end = bool(len(self._ends)) or bool(self._searches)
         self._resting: dict[int, _Resting] = {}
-        """Finished requests whose keys and values are kept, by row; the first that finished comes first."""
+        """Finished requests whose keys and values are kept, by row."""
 
         counts = torch.tensor([len(request.tokens) for request in requests])
         limits = torch.tensor([request.max_response_tokens for request in requests])
@@ -114,6 +114,9 @@ class Decoding:
         """Draws the next token of each request."""
         self._step.advance()
         self._num_drawn += 1
+        for row, resting in [*self._resting.items()]:
+            if resting.sequence is not None and self._num_drawn - resting.since > len(resting.sequence):
+                del self._resting[row]
 
     @torch.inference_mode()
     def check(self) -> int:
@@ -136,8 +139,7 @@ class Decoding:
             self._is_open[rows[ended]] = False
             self._ended.append(rows[ended])
             self.num_unfinished = num_open
-            self._rest(ended.nonzero()[:, 0].tolist(), rows.tolist())
-        self._drop_stale()
+            self._stop(rows[ended])
         if num_open and (is_due or num_open + len(self._resting) < COMPACT_BELOW * len(rows)):
             self._keep(is_open)
         return num_ended
@@ -167,24 +169,31 @@ class Decoding:
         there are more than `max_rows` rows.
         """
         excess = sum(each.num_unfinished + len(each._resting) for each in (self, other)) - max_rows
-        for row in [*self._resting][: max(0, excess)]:
+        oldest = sorted(self._resting, key=lambda row: self._resting[row].since)
+        for row in oldest[: max(0, excess)]:
             del self._resting[row]
+        other._keep(other._is_open[other._step.rows.cpu()])
         for each in (self, other):
-            rows = each._step.rows.cpu()
-            each._read_text(rows)
-            each._keep(each._is_open[rows])
+            each._read_text(each._step.rows.cpu())
         own, new = self._step, other._step
         assert isinstance(own, GrowingStep) and isinstance(new, GrowingStep), "nothing joins a fixed memory"
-        parts = [(each, each._step.rows.tolist()) for each in (self, other)]
-        resting = [each._resting.pop(row, None) for each, rows in parts for row in rows]
-        counts = torch.cat([each._earlier[rows] + each._num_drawn for each, rows in parts])
-        limits = torch.cat([each._limits[rows] for each, rows in parts])
-        is_open = torch.cat([each._is_open[rows] for each, rows in parts])
-        own.join(new, longest=int((limits - counts)[is_open].max()))
-        self._requests = [each._requests[row] for each, rows in parts for row in rows]
-        self._searches = [each._searches[row] for each, rows in parts for row in rows if each._searches]
-        since = {row: found.since - self._num_drawn for row, found in enumerate(resting) if found is not None}
-        self._resting = {row: _Resting(since[row], found.sequence) for row, found in enumerate(resting) if found}
+        rows, new_rows = own.rows.tolist(), new.rows.tolist()
+        free = [place for place, row in enumerate(rows) if not self._is_open[row] and row not in self._resting]
+        places = [*free, *range(len(rows), len(rows) + len(new_rows))][: len(new_rows)]
+        sources = {place: (self, row) for place, row in enumerate(rows)}
+        sources |= {place: (other, row) for place, row in zip(places, new_rows, strict=True)}
+        found = [sources[place] for place in range(len(sources))]
+        counts = torch.stack([each._earlier[row] + each._num_drawn for each, row in found])
+        limits = torch.stack([each._limits[row] for each, row in found])
+        is_open = torch.stack([each._is_open[row] for each, row in found])
+        own.join(new, torch.tensor(places), longest=int((limits - counts)[is_open].max()))
+        self._requests = [each._requests[row] for each, row in found]
+        self._searches = [each._searches[row] for each, row in found if each._searches]
+        self._resting = {
+            place: _Resting(each._resting[row].since - each._num_drawn, each._resting[row].sequence)
+            for place, (each, row) in enumerate(found)
+            if row in each._resting
+        }
         self._begin(counts, limits, is_open)
 
     @torch.inference_mode()
@@ -220,6 +229,8 @@ class Decoding:
         self._read_text(self._step.rows.cpu())
         self._is_open[rows] = False
         self.num_unfinished -= len(rows)
+        if isinstance(self._step, GrowingStep):
+            self._step.stop(torch.isin(self._step.rows.cpu(), rows))
         return self._responses(rows)
 
     @torch.inference_mode()
@@ -280,18 +291,12 @@ class Decoding:
         if len(rows):
             self._next_limit = int((self._limits[rows] - self._earlier[rows]).min())
 
-    def _rest(self, positions: Sequence[int], rows: Sequence[int]) -> None:
-        """Keeps the keys and values of requests that have finished, if others may continue them."""
-        for position in positions:
-            row = rows[position]
-            if self._requests[row].may_continue and isinstance(self._step, GrowingStep):
-                self._step.stop(position)
-                self._resting[row] = _Resting(self._num_drawn)
-
-    def _drop_stale(self) -> None:
-        for row, resting in [*self._resting.items()]:
-            if resting.sequence is not None and self._num_drawn - resting.since > len(resting.sequence):
-                del self._resting[row]
+    def _stop(self, rows: Int64[Tensor, " K"]) -> None:
+        """Rows that have ended draw no more; keys and values of requests that others may continue are kept."""
+        if isinstance(self._step, GrowingStep):
+            self._step.stop(torch.isin(self._step.rows.cpu(), rows))
+            kept = [row for row in rows.tolist() if self._requests[row].may_continue]
+            self._resting |= {row: _Resting(self._num_drawn) for row in kept}
 
     def _continue(self, row: int, request: Request, num_known: int) -> None:
         """Reads the prompt of `request` after `num_known` tokens in a row that rests, and then draws its response."""

@@ -1,7 +1,7 @@
 """Decoding with a cache that grows: rows of different lengths, which others join, and which wait and proceed."""
 
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from transformers import PreTrainedModel
@@ -91,22 +91,27 @@ class GrowingStep:
         for name in ("rows", "_next", "_num_drawn", "_is_unfinished"):
             setattr(self, name, vars(self)[name][rows])
 
-    def join(self, other: "GrowingStep", *, longest: int) -> None:
-        """Continues with the rows of both, numbered from 0; no row gets more than `longest` further tokens."""
-        self._cache.join(other._cache)
+    def join(self, other: "GrowingStep", places: Int64[Tensor, " N"], *, longest: int) -> None:
+        """Puts the rows of another into places of this one, of rows that are not needed or after the last one.
+
+        Numbers all rows by their places. No row gets more than `longest` further tokens.
+        """
+        self._cache.join(other._cache, places.to(self._device))
+        self._given |= {int(places[row]): tokens for row, tokens in other._given.items()}
         budget = max(self.tokens.shape[1], other.tokens.shape[1])
         for name in ("tokens", "logprobs", "_uniforms"):
-            tables = [vars(step)[name][step.rows] for step in (self, other)]
-            setattr(self, name, torch.cat([F.pad(table, (0, budget - table.shape[1])) for table in tables]))
-        self._given |= {row + len(self.rows): tokens for row, tokens in other._given.items()}
+            own, new = (F.pad(table, (0, budget - table.shape[1])) for table in (vars(self)[name], vars(other)[name]))
+            setattr(self, name, placed(own[self.rows], new[other.rows], places))
         for name in ("_num_cached", "_is_read", "_draws", "_next", "_num_drawn", "_is_unfinished"):
-            setattr(self, name, torch.cat([vars(self)[name], vars(other)[name]]))
+            setattr(self, name, placed(vars(self)[name], vars(other)[name], places))
         self.rows = torch.arange(len(self.tokens), device=self._device)
         self._cache.allow(int(self._num_cached.max()) + longest)
 
-    def stop(self, row: int) -> None:
-        """Lets a row (an index into `rows`) wait: it reads and draws nothing more."""
-        self._is_read[row] = self._draws[row] = False
+    def stop(self, is_stopped: Bool[Tensor, " B"]) -> None:
+        """Lets rows wait: they read and draw nothing more."""
+        self._is_read, self._draws = self._is_read & ~is_stopped, self._draws & ~is_stopped
+        for row in is_stopped.nonzero()[:, 0].tolist():
+            self._given.pop(row, None)
 
     def proceed(self, row: int, sequence: Int64[Tensor, " N"], num_known: int, uniforms: Float64[Tensor, " R"]) -> None:
         """Continues a row that waits, whose first `num_known` tokens of `sequence` were read or drawn here.
@@ -150,3 +155,11 @@ class GrowingStep:
         drawn, self.logprobs[at] = draw(logits, self._uniforms[at], self._sampling)
         self.tokens[at] = drawn
         return drawn
+
+
+def placed(own: Tensor, new: Tensor, places: Int64[Tensor, " N"]) -> Tensor:
+    """A copy of `own` with the rows of `new` in the given places, some of which may be after the last one."""
+    result = own.new_zeros(max(len(own), int(places.max()) + 1), *own.shape[1:])
+    result[: len(own)] = own
+    result[places.to(own.device)] = new
+    return result

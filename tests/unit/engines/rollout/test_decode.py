@@ -42,7 +42,8 @@ def test_rows_of_a_growing_layer_have_lengths_of_their_own():
         each.update(new, -new)
         each.align(torch.tensor(padding))
         rows += [row[:, count:] for row, count in zip(new, padding, strict=True)]
-    layer.join(other)
+    layer.join(other, torch.tensor([3, 1]))  # one is added, one replaces a row that is not needed
+    rows = [rows[0], rows[4], rows[2], rows[3]]
     for step in range(100):
         if step == 70:
             rows[0] = rows[0][:, :20]

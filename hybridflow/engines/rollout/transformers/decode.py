@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.batch import Ragged
-from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.requests import Request, Responses
 from hybridflow.engines.rollout.sampling import uniform_draws
 from hybridflow.engines.rollout.shell import ends_of

@@ -20,7 +20,6 @@ from hybridflow.models.names.parts import views
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
 
-
 MAX_UNREAD_TOKENS = 32
 """A conversation's row continues token by token if no more than these are new; otherwise all is read again at once."""
 
@@ -80,7 +79,7 @@ class TransformersEngine(RolloutShell):
             )
 
     def pause(self, *, keep_cache: bool = False) -> None:
-        """See `RolloutEngine.pause`: finished rows are forgotten, since no row uses keys and values of earlier weights."""
+        """See `RolloutEngine.pause`: also forgets finished rows, which no row may continue with other weights."""
         super().pause(keep_cache=keep_cache)
         for decoding in self._decodings:
             decoding.forget()

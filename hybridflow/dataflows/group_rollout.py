@@ -116,6 +116,11 @@ class GroupRollout:
             self.groups.setdefault(name[0], RunningGroup(0, set())).unfinished.add(name)
         return self._note(names, generated)
 
+    def left(self) -> tuple[int, int]:
+        """The number of rows, and of their tokens, that have been returned and belong to groups that were forgotten."""
+        held = self.groups.values()
+        return self.rows - sum(len(group.finished) for group in held), self.tokens - sum(g.tokens for g in held)
+
     def restart(self) -> None:
         """Nothing runs any more; what the rollout still has is dropped at the next call."""
         self.groups.clear()

@@ -6,14 +6,14 @@ from pathlib import Path
 from hybridflow.config.choices import is_own
 from hybridflow.dataflows.schedule import recorded_steps
 from hybridflow.engines.rollout.custom import custom_engine
-from hybridflow.errors import ConfigError
+from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
 
 _PARTIAL = "asynchrony.partial_rollouts=true"
 
 
-def partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
-    """Rows that cannot continue from call to call, and a schedule that cannot be repeated."""
+def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Rows that cannot continue from call to call, a deadline that cannot pass, and a schedule that cannot be repeated."""
     config = plan.config
     if not config.asynchrony.partial_rollouts:
         return
@@ -38,6 +38,13 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
             remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine, or use"
             " asynchrony.partial_rollouts=false.",
             key="rollout.engine",
+        )
+    deadline, longest = config.asynchrony.deadline_tokens, config.data.max_response_tokens
+    if deadline is not None and deadline >= longest:
+        yield Advice(
+            f"asynchrony.deadline_tokens={deadline} is not below data.max_response_tokens={longest}: a response ends"
+            " before this deadline, unless it waits for a place in the engine.",
+            remedy="Set a lower deadline, or leave asynchrony.deadline_tokens out.",
         )
     if config.asynchrony.replay is not None:
         recorded = len(recorded_steps(Path(config.asynchrony.replay)))

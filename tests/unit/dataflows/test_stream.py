@@ -1,5 +1,6 @@
 """Groups that are generated across updates: staleness, accounts, replay, deadlines, resuming, and faults."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,22 +236,11 @@ def test_t10_a_straggler_meets_its_deadline_and_is_counted(toy_dir, tmp_path, po
 def test_a_run_that_can_use_no_group_ends_with_a_sentence(toy_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(discards, "MOST_IN_A_ROW", 40)
     run = streamed(toy_dir(), tmp_path, staleness=3, deadline_tokens=1, on_deadline=OnDeadline.replace)
-    engine_of(run)._start = never_ending(engine_of(run)._start)
+    monkeypatch.setattr(sys.modules[__name__], "LENGTHS", (LONG,) * GROUPS)
     with pytest.raises(ConfigError, match="80 groups were discarded one after another") as caught:
         Loop(run).run()
     assert caught.value.message.startswith("asynchrony.on_deadline=replace asynchrony.deadline_tokens=1:")
     assert "Raise asynchrony.deadline_tokens, or use asynchrony.on_deadline=truncate." in caught.value.remedy
-
-
-def never_ending(start):
-    """All responses have as many tokens as the longest."""
-
-    def started(requests):
-        start(requests)
-        for request in requests:
-            request.max_response_tokens = LONG
-
-    return started
 
 
 def test_the_ratio_of_lengths_continues_when_a_run_resumes(toy_dir, tmp_path):

@@ -116,8 +116,8 @@ class GroupRollout:
             self.groups.setdefault(name[0], RunningGroup(0, set())).unfinished.add(name)
         return self._note(names, generated)
 
-    def left(self) -> tuple[int, int]:
-        """The number of rows, and of their tokens, that have been returned and belong to groups that were forgotten."""
+    def forgotten(self) -> tuple[int, int]:
+        """The number of rows of the groups that were forgotten, and of their response tokens."""
         held = self.groups.values()
         return self.rows - sum(len(group.finished) for group in held), self.tokens - sum(g.tokens for g in held)
 

@@ -49,7 +49,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     """Metrics of scores and lengths, from row columns on the driver."""
     prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
     scores, uids = batch.row("scores"), batch.row("uid")
-    counts = is_finished(batch)
+    counts = _has_score(batch)
     metrics = summary("critic/score", scores[counts].tolist())
     metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
     if "turns" in batch.columns:
@@ -70,7 +70,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     return metrics
 
 
-def is_finished(batch: BatchRef) -> torch.Tensor:
+def _has_score(batch: BatchRef) -> torch.Tensor:
     """Which rows [B] have a score of their own: all, except failed episodes, unless all episodes failed."""
     if "failed" not in batch.columns or bool(batch.row("failed").all()):
         return torch.ones(len(batch), dtype=torch.bool)

@@ -130,8 +130,7 @@ class Transcript:
         """Where it was before the last question, unless that was the first one."""
 
         self._prompt_text = text_format.prompt_text(messages, tools)
-        first = text_format.prompt_ids(messages, tools) if prompt_ids is None else [*prompt_ids]
-        self.rows = [TranscriptRow(first)]
+        self.rows = [self._first_row(messages, tools) if prompt_ids is None else TranscriptRow([*prompt_ids])]
         """The rows so far, in order; the last one is growing."""
 
     @property
@@ -180,7 +179,7 @@ class Transcript:
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Continues with a conversation, given as a whole; the model replies to it next.
 
-        Raises `DataError`, and changes nothing, if the template refuses it.
+        Raises `DataError` if the template refuses it, and `EpisodeError` if it is empty; nothing is changed then.
         """
         known = len(self.messages)
         is_same = [*messages[:known]] == self.messages
@@ -192,7 +191,7 @@ class Transcript:
             ids = self._format.continuation_ids(self._prompt_text, text, self._shown[-1], reply_ids)
         if ids is None:
             shown, text = [*messages], self._format.prompt_text(messages, tools)
-            fork = TranscriptRow(self._format.prompt_ids(messages, tools))
+            fork = self._first_row(messages, tools)
         self._before = self._mark()
         self._continue(ids or (), fork)
         self.history += messages[known:] if is_same else messages
@@ -242,6 +241,11 @@ class Transcript:
         """Adds tokens that the model did not sample to the history."""
         if ids:
             self.history.append({"role": "user", "content": self.text_of(ids)})
+
+    def _first_row(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TranscriptRow:
+        if ids := self._format.prompt_ids(messages, tools):
+            return TranscriptRow(ids)
+        raise EpisodeError("it asked the model with an empty text.", remedy="Ask with a text of at least one token.")
 
     def _continue(self, ids: Sequence[int], fork: TranscriptRow | None) -> None:
         if fork is None:

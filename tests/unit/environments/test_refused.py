@@ -82,6 +82,15 @@ def test_a_first_prompt_that_is_too_long_fails_its_episode_alone(caplog, tokeniz
     assert "its first prompt has 70 tokens; data.max_prompt_tokens=40" in caplog.text
 
 
+@pytest.mark.parametrize("forks", [False, True])
+def test_an_empty_prompt_fails_its_episode_alone(caplog, tokenizer, forks):
+    prompts = prompts_of(tokenizer, ["12+34=", "7+8="], says=["", "go:"], forks=[forks] * 2)
+    with Player(tokenizer, "asks_twice", processes=0, max_turn_tokens=6, error_budget=1) as player:
+        found = player.play(prompts)
+    assert found.row("failed").tolist() == [True, False] and found.row("turns").tolist() == [float(forks), 1.0 + forks]
+    assert "it asked the model with an empty text. Ask with" in caplog.text
+
+
 def test_a_program_gets_a_status_of_400_with_the_reason_and_may_go_on(tmp_path: Path):
     answers = tmp_path / "answers.json"
     found = Parrot("gemma3").play(conversations(["12+12?"]), program=program("refused", answers), processes=1)

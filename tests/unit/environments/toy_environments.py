@@ -183,6 +183,14 @@ async def insists(model, row):
     return float(refusals)
 
 
+async def asks_twice(model, row):
+    """Asks what the row says, perhaps after something else."""
+    if row["forks"]:
+        await model.reply(row["prompt"])
+    await model.reply(row["says"])
+    return 1.0
+
+
 async def silent(model, row):
     """Does not ask the model."""
     return 1.0

@@ -34,7 +34,7 @@ class Asynchrony(Section):
     on it; time in the queue counts. 0: synchronous; each batch is generated with the weights that it trains."""
 
     ahead: Annotated[int, AT_LEAST_1] = 1
-    """Number of batches that are generated before the step that trains on them, at most `max_staleness`. A larger number
+    """Number of batches that are generated before the step that trains on them, at most `max_staleness`. More than 1
     only helps if generation times vary from batch to batch. Without partial_rollouts, samples are exactly `ahead`
     versions old, so raise both numbers together."""
 

@@ -122,7 +122,7 @@ async def _played_by_steps(
 
 
 async def _close(own: object, after: BaseException | None = None) -> None:
-    """Calls `close`, if there is one. What it raises after an error becomes a note to that error, which is the cause."""
+    """Calls `close`, if there is one. What it raises after another error becomes a note to that error."""
     if _attribute(own, "close") is None:
         return
     try:

@@ -51,7 +51,7 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
     failed = [result.ended is None for result in order]
     if not known:
         raise EpisodeError(
-            f"None of the {len(order)} episodes of this rank has a reply of the model ({sum(failed)} of them failed), so"
+            f"None of the {len(order)} episodes of this rank has a reply of the model ({sum(failed)} of them failed):"
             " there is nothing to train on.",
             remedy="The log has the reason of each failure. An episode that does not fail must ask the model at least"
             " once before it ends.",

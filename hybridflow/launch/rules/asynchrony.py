@@ -38,8 +38,8 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[Problem]:
     ahead = config.asynchrony.ahead
     if ahead < staleness and not config.asynchrony.partial_rollouts:
         yield Advice(
-            f"{key} with asynchrony.ahead={ahead}: no sample is more than {ahead} version{'s' * (ahead > 1)} old, because"
-            f" only so many batches are generated ahead.",
+            f"{key} with asynchrony.ahead={ahead}: no sample is more than {ahead} version{'s' * (ahead > 1)} old,"
+            " because only so many batches are generated ahead.",
             remedy=f"Set asynchrony.ahead={staleness} as well, or use asynchrony.max_staleness={ahead}.",
         )
     if plan.backend is BackendKind.local:

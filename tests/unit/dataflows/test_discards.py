@@ -7,7 +7,11 @@ from hybridflow.dataflows.discards import MOST_IN_A_ROW, Discards
 from hybridflow.errors import ConfigError
 
 SETTINGS = Asynchrony(
-    max_staleness=2, when_stale=WhenStale.drop, deadline_tokens=64, on_deadline=OnDeadline.replace, partial_rollouts=True
+    max_staleness=2,
+    when_stale=WhenStale.drop,
+    deadline_tokens=64,
+    on_deadline=OnDeadline.replace,
+    partial_rollouts=True,
 )
 
 
@@ -23,7 +27,11 @@ def stepped(discards: Discards, discarded: int, *, reason: str = "deadline", tra
 @pytest.mark.parametrize(
     ("reason", "setting", "remedy"),
     [
-        ("deadline", "asynchrony.on_deadline=replace asynchrony.deadline_tokens=64", "raise asynchrony.deadline_tokens"),
+        (
+            "deadline",
+            "asynchrony.on_deadline=replace asynchrony.deadline_tokens=64",
+            "raise asynchrony.deadline_tokens",
+        ),
         ("stale", "asynchrony.when_stale=drop asynchrony.max_staleness=2", "raise asynchrony.max_staleness"),
         ("empty", "asynchrony.deadline_tokens=64", "rollout.max_sequences"),
     ],

@@ -77,7 +77,9 @@ def test_a_prompt_passes_with_the_best_of_its_samples(toy_dir, tmp_path):
 
 def test_failed_episodes_are_left_out_of_an_evaluation(toy_dir, tmp_path):
     roles, directory = local_roles(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0]) ** 2")]), toy_dir()
-    prompts = calculator_prompts(directory, 5).with_columns(rows={"uid": torch.arange(5)}, objects={"answer": ["9"] * 5})
+    prompts = calculator_prompts(directory, 5).with_columns(
+        rows={"uid": torch.arange(5)}, objects={"answer": ["9"] * 5}
+    )
     lost = torch.zeros(10, dtype=torch.bool).index_fill(0, torch.tensor([0, 2, 4, 5]), value=True)
 
     class Loses:

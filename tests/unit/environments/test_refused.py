@@ -69,7 +69,9 @@ def test_a_coroutine_is_told_what_was_wrong_and_may_ask_again(caplog, says, reas
 def test_a_role_that_the_template_knows_is_shown():
     says, model = [{"role": "observation", "content": "go on"}], Parrot("gemma3")
     model.tokenizer = copy(model.tokenizer)
-    model.tokenizer.chat_template = "{% for m in messages if m.role != 'observation' or m.content %}{{ m.content }};{% endfor %}"
+    model.tokenizer.chat_template = (
+        "{% for m in messages if m.role != 'observation' or m.content %}{{ m.content }};{% endfor %}"
+    )
     found = model.play(conversations(["12+12?"], says=[says]), name=f"{FILE}:asks", processes=0)
     assert model.prompts == ["go on;"] and not found.row("failed").any()
 

@@ -67,11 +67,11 @@ def test_several_calls_and_calls_within_text_are_found():
 )
 def test_a_broken_call_is_explained_to_the_model(parser, text, error):
     (found,) = parser(text)
-    assert error in found["error"] and '. Write it in this form: ' in found["error"]
+    assert error in found["error"] and ". Write it in this form: " in found["error"]
     assert '{"name": "TOOL"' in found["error"] and answered(found).startswith("Error: The ")
 
 
-AWKWARD = {"name": "say", "arguments": {"text": "a; b </tool_call> <tool_call>{ [TOOL_CALLS]x[ARGS]; \"c\""}}
+AWKWARD = {"name": "say", "arguments": {"text": 'a; b </tool_call> <tool_call>{ [TOOL_CALLS]x[ARGS]; "c"'}}
 
 
 def test_marks_within_the_strings_of_a_call_do_not_end_it():
@@ -95,7 +95,16 @@ def test_the_newer_form_of_mistral_is_found_and_explained():
     strategies.lists(
         strategies.one_of(
             strategies.sampled_from(
-                ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "a[ARGS]", "<|python_tag|>", '{"name"', '{"name": "a"}', ";"]
+                [
+                    "<tool_call>",
+                    "</tool_call>",
+                    "[TOOL_CALLS]",
+                    "a[ARGS]",
+                    "<|python_tag|>",
+                    '{"name"',
+                    '{"name": "a"}',
+                    ";",
+                ]
             ),
             strategies.text(max_size=6),
         ),

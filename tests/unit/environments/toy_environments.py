@@ -4,6 +4,10 @@ import asyncio
 import os
 import random
 import time
+from typing import ClassVar
+
+from hybridflow.environments.interface import EpisodeOver
+from hybridflow.errors import EpisodeError
 
 
 def add(first: int, second: int) -> str:
@@ -164,7 +168,7 @@ async def asks_again(model, row):
     """The same, and asks properly if that was an error."""
     try:
         await model.reply(row["says"])
-    except Exception as error:
+    except EpisodeError as error:
         await model.reply(row["prompt"])
         return 0.5, {"said": str(error)}
     return 1.0
@@ -178,8 +182,8 @@ async def insists(model, row):
     for text in (" much more than there is room for", " again", ""):
         try:
             await model.reply([*messages, reply.message, {"role": "user", "content": text}] if text else messages)
-        except Exception as over:
-            refusals += type(over).__name__ == "EpisodeOver"
+        except EpisodeOver:
+            refusals += 1
     return float(refusals)
 
 
@@ -262,7 +266,7 @@ class Counts:
         self.total += number
         return f"total {self.total}"
 
-    tools = [count]
+    tools: ClassVar = [count]
 
     def reset(self, row):
         return None

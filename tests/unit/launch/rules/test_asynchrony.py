@@ -151,7 +151,9 @@ def test_generating_further_ahead_than_samples_may_be_old_is_refused():
 def test_a_staleness_that_is_never_reached_is_said():
     alone = ["algorithm=grpo", "asynchrony.max_staleness=2"]
     [advice] = judged(planned(*alone), asynchrony_problems)
-    assert advice.message.startswith("asynchrony.max_staleness=2 with asynchrony.ahead=1: no sample is more than 1 version")
+    assert advice.message.startswith(
+        "asynchrony.max_staleness=2 with asynchrony.ahead=1: no sample is more than 1 version"
+    )
     assert "Set asynchrony.ahead=2 as well" in advice.remedy
     for further in (["asynchrony.ahead=2"], ["asynchrony.partial_rollouts=true"]):
         assert not judged(planned(*alone, *further), asynchrony_problems)
@@ -162,7 +164,9 @@ def test_a_deadline_that_no_response_reaches_is_said(deadline, is_said):
     words = [STALE, "asynchrony.partial_rollouts=true", "data.max_response_tokens=64"]
     plan = planned("algorithm=grpo", *words, f"asynchrony.deadline_tokens={deadline}")
     found = judged(plan, partial_rollout_problems)
-    assert [f"asynchrony.deadline_tokens={deadline} is not below" in advice.message for advice in found] == [True] * is_said
+    assert [f"asynchrony.deadline_tokens={deadline} is not below" in advice.message for advice in found] == [
+        True
+    ] * is_said
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,13 @@ class Discards:
                 " cannot continue, because no group has finished meanwhile.",
                 remedy=f"{remedy[0].upper()}{remedy[1:]}.",
             )
-        self._warn(self._steps + self._in_step // groups_per_step)
+        self._warn(self._steps + (self._in_step - 1) // groups_per_step)
 
     def end_step(self, *, trained: int) -> Metrics:
         """A step has trained on some groups. Returns `async/discarded_fraction`."""
         fraction = self._in_step / (self._in_step + trained)
         if self._in_step > trained:
-            self._steps += max(1, self._in_step // trained)
+            self._steps += (self._in_step - 1) // trained
             self._trained += trained
             self._warn(self._steps)
         else:

@@ -171,7 +171,7 @@ class Stream:
                 draws.append({"position": position, "uids": []})
             draws[-1]["uids"].append(uid)
         skipped = {str(step): count for step, count in self._skipped.items()}
-        lengths = {"trained": self._lengths.trained, "finished": self._rollout.forgotten()}
+        lengths = {"trained": [*self._lengths.trained], "finished": self._rollout.forgotten()}
         return {"draws": draws, "skipped": skipped, "totals": self._ledger.totals, "lengths": lengths}
 
     def saved(self) -> State:

@@ -187,7 +187,7 @@ async def insists(model, row):
     return float(refusals)
 
 
-async def asks_twice(model, row):
+async def twice(model, row):
     """Asks what the row says, perhaps after something else."""
     if row["forks"]:
         await model.reply(row["prompt"])

@@ -209,7 +209,8 @@ async def awaited(answer: object) -> object:
 
 def _conversation(messages: object) -> list[Message]:
     """The messages of a question; raises `EpisodeError` for anything else."""
-    given: object = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    alone: Message = {"role": "user", "content": messages}
+    given = [alone] if isinstance(messages, str) else messages
     if not isinstance(given, list | tuple) or not given:
         flaw = "no messages" if given in ([], ()) else f"an object of type {type(given).__name__}, not messages"
         raise EpisodeError(

@@ -9,7 +9,7 @@ from hybridflow.config.section import Section
 
 
 class WhenStale(Enum):
-    """The fate of a group that would become older than `asynchrony.max_staleness`."""
+    """What happens to a group that would exceed `asynchrony.max_staleness`."""
 
     wait = "wait"
     drop = "drop"
@@ -17,7 +17,7 @@ class WhenStale(Enum):
 
 
 class OnDeadline(Enum):
-    """The fate of a group whose deadline has passed."""
+    """What happens to a group that misses its deadline."""
 
     truncate = "truncate"
     replace = "replace"
@@ -32,8 +32,8 @@ class Asynchrony(Section):
     on it; time in the queue counts. 0: synchronous; each batch is generated with the weights that it trains."""
 
     ahead: Annotated[int, AT_LEAST_1] = 1
-    """Batches that are generated before the step that trains on them; at most `max_staleness` of them are. A larger
-    number only helps if generation times vary from batch to batch."""
+    """Number of batches that the rollout generates ahead of the step that trains on them, at most `max_staleness`. More
+    than 1 helps only if generation times vary from batch to batch."""
 
     partial_rollouts: bool = False
     """Groups (a prompt and its samples) that finish first are trained on first, and the others continue with the new

@@ -32,8 +32,8 @@ class Asynchrony(Section):
     on it; time in the queue counts. 0: synchronous; each batch is generated with the weights that it trains."""
 
     ahead: Annotated[int, AT_LEAST_1] = 1
-    """Number of batches that the rollout generates ahead of the step that trains on them, at most `max_staleness`. More
-    than 1 helps only if generation times vary from batch to batch."""
+    """Batches that are generated before the step that trains on them; at most `max_staleness` of them are. A larger
+    number only helps if generation times vary from batch to batch."""
 
     partial_rollouts: bool = False
     """Groups (a prompt and its samples) that finish first are trained on first, and the others continue with the new

@@ -179,8 +179,8 @@ class Survival:
     def continued(self, *, step: int, source: str = "", plan: str = "") -> None:
         """Records that the run continues after this many steps, and what each fault has cost.
 
-        `source` is what the trained state was restored from; empty if it was kept. `plan` describes the devices of a new
-        plan, if there is one.
+        `source` is what the trained state was restored from; empty if it was kept. `plan` describes the devices of a
+        new plan, if there is one.
         """
         pools, lost = ",".join(sorted(self._pools)), self._history.done - step
         costs = self._history.costs.continued(step, at=time.monotonic())
@@ -241,7 +241,8 @@ class Survival:
 
     def _record(self, outcomes: Sequence[Mapping[str, Any]]) -> None:
         """Writes the faults since the run last continued, each with what became of it."""
-        append_faults(self._ledger, [{**row, **became} for row, became in zip(self._history.open, outcomes, strict=True)])
+        faults = zip(self._history.open, outcomes, strict=True)
+        append_faults(self._ledger, [{**fault, **outcome} for fault, outcome in faults])
         self._history.open.clear()
         self._history.done = 0
 

@@ -78,7 +78,10 @@ class Ledger:
         return {f"async/staleness/{name}": last(value) for name, value in weighted(stale, tokens).items()}
 
     def metrics(self, states: Mapping[str, int]) -> Metrics:
-        """`async/groups/*`, `async/rejected/*` and `async/tokens/*`; `states` counts the groups of the queue by state."""
+        """`async/groups/*`, `async/rejected/*` and `async/tokens/*`.
+
+        `states` counts the groups of the queue by state.
+        """
         found = {_METRICS[name]: last(value) for name, value in self.totals.items()}
         return found | {f"async/groups/{name}": last(states.get(name, 0)) for name in ("running", "done")}
 

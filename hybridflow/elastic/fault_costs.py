@@ -7,7 +7,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class FaultCost:
-    """What one fault has cost."""
+    """The cost of one fault."""
 
     seconds: float
     """Time from the fault until the run continued."""

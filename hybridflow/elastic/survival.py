@@ -47,7 +47,7 @@ class FaultHistory:
     done: int = 0
     """The number of steps that were done when these occurred."""
     costs: FaultCosts = field(default_factory=FaultCosts)
-    """What the faults have cost, on the clock of `time.monotonic`."""
+    """The costs of the faults, on the clock of `time.monotonic`."""
 
 
 class Survival:

@@ -97,7 +97,7 @@ class Outcome:
     """The pools whose processes were replaced, joined by commas."""
 
     source: str = ""
-    """What the trained state was restored from; empty if it was kept."""
+    """The copy from which the trained state was restored; empty if it was kept."""
 
     plan: str = ""
     """The devices of a new plan; empty if the run keeps its plan."""

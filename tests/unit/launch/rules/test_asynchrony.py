@@ -166,7 +166,8 @@ def test_partial_rollouts_that_cannot_work_are_refused(tmp_path, words, message,
 
 def test_a_deadline_for_an_engine_that_generates_rows_to_their_ends_is_a_warning(tmp_path):
     (tmp_path / "engine.py").write_text(DERIVED)
-    words = ["algorithm=grpo", STALE, "asynchrony.partial_rollouts=true", f"rollout.engine={tmp_path}/engine.py:Derived"]
+    engine = f"rollout.engine={tmp_path}/engine.py:Derived"
+    words = ["algorithm=grpo", STALE, "asynchrony.partial_rollouts=true", engine]
     assert not judged(planned(*words), partial_rollout_problems)
     [advice] = judged(planned(*words, "asynchrony.deadline_tokens=8"), partial_rollout_problems)
     assert advice.message.startswith("asynchrony.deadline_tokens=8 cuts off no response")

@@ -31,7 +31,7 @@ from hybridflow.launch.plan.dataflow import calling
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.rewards.factory import with_run
-from hybridflow.workers.actor import ActorRole, ActorAsReferenceRole
+from hybridflow.workers.actor import ActorAsReferenceRole, ActorRole
 from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.model_worker import TrainedRole, TrainingSetup
 from hybridflow.workers.reference import ReferenceRole

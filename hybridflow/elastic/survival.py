@@ -14,7 +14,7 @@ from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Respawns
 from hybridflow.elastic.fault_costs import FaultCosts
 from hybridflow.errors import HybridflowError, RayEnded, WorkerError, WorkerHangs
-from hybridflow.observability.fault_ledger import Outcome, append_faults
+from hybridflow.observability.fault_ledger import FaultOutcome, append_faults
 from hybridflow.observability.formatting import counted
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Survival:
         the run no time."""
         if self._most:
             fault = self._noted(error, kind_of(error), FaultPolicy.retry, step)
-            outcome = Outcome(step, repeated_steps=0, seconds=seconds, cost_seconds=0.0)
+            outcome = FaultOutcome(step, repeated_steps=0, seconds=seconds, cost_seconds=0.0)
             append_faults(self._ledger, [fault | outcome.as_row()])
 
     @property
@@ -184,7 +184,7 @@ class Survival:
         """
         pools, lost = ",".join(sorted(self._pools)), self._history.done - step
         costs = self._history.costs.continued(step, at=time.monotonic())
-        outcomes = [Outcome(step, lost, each.seconds, each.cost_seconds, pools, source, plan) for each in costs]
+        outcomes = [FaultOutcome(step, lost, each.seconds, each.cost_seconds, pools, source, plan) for each in costs]
         self._record([outcome.as_row() for outcome in outcomes])
         seconds, cost = costs[0].seconds, sum(each.cost_seconds for each in costs)
         several = "s" if len(costs) > 1 else ""

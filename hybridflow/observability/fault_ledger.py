@@ -78,7 +78,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FaultOutcome:
     """How a run continued after a fault, as the row of the fault says it."""
 
     resumed_step: int
@@ -119,7 +119,7 @@ def driver_fault(step: int, how: str) -> dict[str, Json]:
 
 
 def append_faults(ledger: Path, rows: Sequence[Mapping[str, Json]]) -> None:
-    """Appends faults, each with its `Outcome` if the run continued; logs a warning if the file cannot be written."""
+    """Appends faults, each with its outcome if the run continued; logs a warning if the file cannot be written."""
     if not rows:
         return
     try:

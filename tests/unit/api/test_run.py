@@ -110,7 +110,8 @@ def test_a_complete_run_starts_nothing_and_gives_its_result_again(desk):
 
     first = run()
     log = first.run_dir / "run.log"
-    assert "all roles" in (earlier := log.read_text())
+    earlier = log.read_text()
+    assert "all roles" in earlier
     evaluation, samples = dict(first.evaluation), len(first.samples)
     again = run()
     assert (dict(again.evaluation), len(again.samples)) == (evaluation, samples)

@@ -9,7 +9,7 @@ from hybridflow.config.section import Section
 
 
 class WhenStale(Enum):
-    """The fate of a group that would become older than `asynchrony.max_staleness`."""
+    """How a group that would exceed `asynchrony.max_staleness` is handled."""
 
     wait = "wait"
     drop = "drop"
@@ -17,7 +17,7 @@ class WhenStale(Enum):
 
 
 class OnDeadline(Enum):
-    """The fate of a group whose deadline has passed."""
+    """How a group that misses its deadline is handled."""
 
     truncate = "truncate"
     replace = "replace"

@@ -7,7 +7,7 @@ from hybridflow.config.algorithm import CorrectionLevel, OldLogprobs
 from hybridflow.config.derived import pool_of
 from hybridflow.config.loop import BackendKind
 from hybridflow.dataflows.interface import is_in_halves, learns_from_samples
-from hybridflow.errors import ConfigError
+from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ROLLOUT, is_colocated
 
@@ -21,7 +21,7 @@ _UNBOUNDED = ("kl_cov",)
 """Losses that read the old log-probabilities, but limit the ratio of only a few tokens."""
 
 
-def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
+def asynchrony_problems(plan: RunPlan) -> Iterator[Problem]:
     """Asynchronous runs that could not work, or that would learn from older samples as if they were current.
 
     Logs where nothing overlaps.
@@ -35,6 +35,13 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
     yield from problems
     if problems:
         return
+    ahead = config.asynchrony.ahead
+    if ahead < staleness and not config.asynchrony.partial_rollouts:
+        yield Advice(
+            f"{key} with asynchrony.ahead={ahead}: no sample is more than {ahead} version{'s' * (ahead > 1)} old,"
+            " because only so many batches are generated ahead.",
+            remedy=f"Set asynchrony.ahead={staleness} as well, or use asynchrony.max_staleness={ahead}.",
+        )
     if plan.backend is BackendKind.local:
         logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
     elif is_colocated(config):

@@ -14,7 +14,7 @@ _PARTIAL = "asynchrony.partial_rollouts=true"
 
 
 def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Rows that cannot continue from call to call, and a schedule that cannot be repeated."""
+    """Rows that cannot continue from call to call, deadlines that never pass, and a schedule that cannot be repeated."""
     config = plan.config
     if not config.asynchrony.partial_rollouts:
         return
@@ -33,6 +33,13 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
             among=["environment.name", "asynchrony.partial_rollouts"],
         )
     yield from _engine_problems(config)
+    deadline, longest = config.asynchrony.deadline_tokens, config.data.max_response_tokens
+    if deadline is not None and deadline >= longest:
+        yield Advice(
+            f"asynchrony.deadline_tokens={deadline} is not below data.max_response_tokens={longest}: a response ends"
+            " before this deadline, unless it waits for a place in the engine.",
+            remedy="Set a lower deadline, or leave asynchrony.deadline_tokens out.",
+        )
     if config.asynchrony.replay is not None:
         recorded = len(recorded_steps(Path(config.asynchrony.replay)))
         if recorded < config.trainer.total_steps:

@@ -144,7 +144,35 @@ def test_a_run_says_where_nothing_overlaps(caplog):
 def test_how_far_a_synchronous_run_goes_ahead_has_no_effect():
     [advice] = judged(planned("algorithm=grpo", "asynchrony.ahead=3"), unused_settings)
     assert advice.message.startswith("asynchrony.ahead=3 has no effect")
-    assert not judged(planned("algorithm=grpo", "asynchrony.ahead=3", STALE), unused_settings)
+    assert not judged(planned("algorithm=grpo", "asynchrony.ahead=3", "asynchrony.max_staleness=3"), unused_settings)
+
+
+def test_generating_further_ahead_than_samples_may_be_old_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        planned("algorithm=grpo", "asynchrony.ahead=3", "asynchrony.max_staleness=2")
+    assert "asynchrony.ahead=3 is above asynchrony.max_staleness=2" in caught.value.message
+    assert "asynchrony.ahead=2, or asynchrony.max_staleness=3" in caught.value.remedy
+
+
+def test_a_staleness_that_is_never_reached_is_said():
+    alone = ["algorithm=grpo", "asynchrony.max_staleness=2"]
+    [advice] = judged(planned(*alone), asynchrony_problems)
+    assert advice.message.startswith(
+        "asynchrony.max_staleness=2 with asynchrony.ahead=1: no sample is more than 1 version"
+    )
+    assert "Set asynchrony.ahead=2 as well" in advice.remedy
+    for further in (["asynchrony.ahead=2"], ["asynchrony.partial_rollouts=true"]):
+        assert not judged(planned(*alone, *further), asynchrony_problems)
+
+
+@pytest.mark.parametrize(("deadline", "is_said"), [(64, True), (100, True), (63, False)])
+def test_a_deadline_that_no_response_reaches_is_said(deadline, is_said):
+    words = [STALE, "asynchrony.partial_rollouts=true", "data.max_response_tokens=64"]
+    plan = planned("algorithm=grpo", *words, f"asynchrony.deadline_tokens={deadline}")
+    found = judged(plan, partial_rollout_problems)
+    assert [f"asynchrony.deadline_tokens={deadline} is not below" in advice.message for advice in found] == [
+        True
+    ] * is_said
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hybridflow.errors import ConfigError
 
 
 class WhenStale(Enum):
-    """The fate of a group that would become older than `asynchrony.max_staleness`."""
+    """How a group that would exceed `asynchrony.max_staleness` is handled."""
 
     wait = "wait"
     drop = "drop"
@@ -19,7 +19,7 @@ class WhenStale(Enum):
 
 
 class OnDeadline(Enum):
-    """The fate of a group whose deadline has passed."""
+    """How a group that misses its deadline is handled."""
 
     truncate = "truncate"
     replace = "replace"

@@ -14,7 +14,7 @@ from hybridflow.launch.plan.roles import ROLLOUT, is_colocated
 logger = logging.getLogger(__name__)
 
 _LEAST_INTERPOLATED = 2
-"""Steps that generation must run ahead for old log-probabilities to be interpolated."""
+"""Versions that samples must be able to be old for their old log-probabilities to be interpolated."""
 
 _SYNCHRONOUS = "use asynchrony.max_staleness=0"
 _UNBOUNDED = ("kl_cov",)
@@ -91,8 +91,8 @@ def interpolation_problems(plan: RunPlan) -> Iterator[ConfigError]:
         yield ConfigError(
             f"{key} with {given}: samples are at most one version old, for which the interpolation gives the rollout's"
             " log-probabilities.",
-            remedy="Use algorithm.old_logprobs=auto, or let generation run at least two steps ahead:"
-            " asynchrony.max_staleness=2 asynchrony.ahead=2.",
+            remedy="Use algorithm.old_logprobs=auto, or let samples become two versions old:"
+            " asynchrony.max_staleness=2 with asynchrony.ahead=2, or with asynchrony.partial_rollouts=true.",
             key="algorithm.old_logprobs",
             among=["algorithm.old_logprobs", "asynchrony.max_staleness", "asynchrony.ahead"],
         )

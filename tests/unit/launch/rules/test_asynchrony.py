@@ -27,6 +27,12 @@ class Whole:
     def sleep(self, kept=()): ...
     def wake(self): ...
 """
+DERIVED = """
+from hybridflow.engines.rollout.custom import CustomEngine
+
+class Derived(CustomEngine):
+    def respond(self, prompts, sampling, *, max_response_tokens, seeds): ...
+"""
 ONES = """
 def plain(logprobs, advantages, mask):
     return -logprobs * advantages * mask
@@ -184,6 +190,16 @@ def test_partial_rollouts_that_cannot_work_are_refused(tmp_path, words, message,
     with pytest.raises(ConfigError) as caught:
         judged(planned("algorithm=grpo", "asynchrony.partial_rollouts=true", *words), partial_rollout_problems)
     assert message in caught.value.message and remedy in caught.value.remedy
+
+
+def test_a_deadline_for_an_engine_that_generates_rows_to_their_ends_is_a_warning(tmp_path):
+    (tmp_path / "engine.py").write_text(DERIVED)
+    engine = f"rollout.engine={tmp_path}/engine.py:Derived"
+    words = ["algorithm=grpo", STALE, "asynchrony.partial_rollouts=true", engine]
+    assert not judged(planned(*words), partial_rollout_problems)
+    [advice] = judged(planned(*words, "asynchrony.deadline_tokens=8"), partial_rollout_problems)
+    assert advice.message.startswith("asynchrony.deadline_tokens=8 cuts off no response")
+    assert advice.remedy.startswith("Leave out asynchrony.deadline_tokens")
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax", "dapo", "safe_rlhf", "pf_ppo"])

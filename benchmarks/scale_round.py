@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from scale_backend import CrowdBackend
@@ -41,6 +42,9 @@ from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
 from hybridflow.workers.reference import ReferenceWorker
 from hybridflow.workers.reward_function import RewardFunctionWorker
+
+if TYPE_CHECKING:
+    from scale_ray import RayCrowd
 
 SAMPLES_PER_PROMPT = 4
 MINIBATCHES = 4
@@ -68,10 +72,11 @@ def main() -> None:
     parser.add_argument("--layout", choices=("data", "tensor"), default="data")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="further steps, after which memory must not have grown")
+    parser.add_argument("--messages", choices=("socket", "ray"), default="socket", help="how calls reach the stand-ins")
     parser.add_argument("--profile", help="print the profile of this call, of `step` or of `checkpoint`, and no JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    backend = CrowdBackend()
+    backend = started_backend(options.messages)
     try:
         with tempfile.TemporaryDirectory() as directory:
             bench = Bench(backend, options.ranks, options.rows, options.layout, Path(directory))
@@ -86,10 +91,19 @@ def main() -> None:
     sys.stdout.write(json.dumps({"costs": named, "memory": memory}) + "\n")
 
 
+def started_backend(messages: str) -> "CrowdBackend | RayCrowd":
+    """The backend that sends the messages; Ray is imported only if it is chosen."""
+    if messages == "socket":
+        return CrowdBackend()
+    from scale_ray import RayCrowd
+
+    return RayCrowd()
+
+
 class Bench:
     """A run whose roles are stand-ins."""
 
-    def __init__(self, backend: CrowdBackend, ranks: int, rows: int, layout: str, directory: Path) -> None:
+    def __init__(self, backend: "CrowdBackend | RayCrowd", ranks: int, rows: int, layout: str, directory: Path) -> None:
         self._backend = backend
         self._num_prompts = rows // SAMPLES_PER_PROMPT
         has_minibatches = self._num_prompts // MINIBATCHES >= ranks
@@ -156,7 +170,7 @@ class Bench:
             "advantages": add("critic", "advantages"),
             "update": lambda: critic.update(batch["it"]).result(),
             "step": self._step,
-            "checkpoint": self._checkpoint,
+            **({"checkpoint": self._checkpoint} if isinstance(self._backend, CrowdBackend) else {}),
         }
 
     def _step(self) -> None:
@@ -201,7 +215,7 @@ class Bench:
         )
 
 
-def started(backend: CrowdBackend, ranks: int, layout: str, minibatch_rows: int | None) -> dict[str, WorkerGroup]:
+def started(backend: "CrowdBackend | RayCrowd", ranks: int, layout: str, minibatch_rows: int | None) -> dict[str, WorkerGroup]:
     """The roles of PPO, colocated on one pool."""
     pool = ResourcePool("main", ranks)
     if layout == "tensor":

@@ -144,8 +144,8 @@ class Table:
         Waits for the stage.
         """
         if (name, kind) not in self._numbers:
-            known = [getattr(summary, kind).get(name) for summary in self.summaries()]
-            parts = [column for column in known if column is not None]
+            known = [summary.lengths if kind == "lengths" else summary.scalars for summary in self.summaries()]
+            parts = [columns[name] for columns in known if name in columns]
             self._numbers[name, kind] = torch.cat(parts) if len(parts) == len(known) else None
         return self._numbers[name, kind]
 

@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="further steps, after which memory must not have grown")
     parser.add_argument("--messages", choices=("socket", "ray"), default="socket", help="how calls reach the stand-ins")
-    parser.add_argument("--profile", help="print the profile of this call, of `step` or of `checkpoint`, and no JSON")
+    parser.add_argument("--profile", nargs="+", help="print profiles of these calls (also `step`), instead of JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
     backend = started_backend(options.messages)
@@ -81,7 +81,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             bench = Bench(backend, options.ranks, options.rows, options.layout, Path(directory))
             if options.profile:
-                bench.show_profile(options.profile)
+                bench.show_profiles(options.profile)
                 return
             costs = bench.costs(options.repeats)
             memory = bench.memory(options.steps)
@@ -137,16 +137,17 @@ class Bench:
                 measured[f"driver_bytes_{step}"] = _resident_bytes()
         return measured
 
-    def show_profile(self, name: str) -> None:
-        """Prints where the time of one call goes, after a warm-up."""
+    def show_profiles(self, names: list[str]) -> None:
+        """Prints where the time of some calls goes, after a warm-up of all."""
         for repeat in range(2):
-            for act_name, act in self._acts().items():
-                if act_name == name and repeat:
-                    profile = cProfile.Profile()
-                    profile.runcall(act)
-                    pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(35)
-                    return
-                act()
+            for name, act in self._acts().items():
+                if not repeat or name not in names:
+                    act()
+                    continue
+                profile = cProfile.Profile(time.process_time)
+                profile.runcall(act)
+                sys.stdout.write(f"{name}\n")
+                pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(30)
 
     def _acts(self) -> dict[str, Callable[[], object]]:
         groups, batch = self._groups, dict[str, BatchRef]()

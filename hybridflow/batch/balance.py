@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_MOST_COMPARED = 64
-"""Groups of a rank that are considered for an exchange: among the differences of 64 by 64 groups, one is close enough."""
+_MOST_COMPARED, _MOST_ROUNDS = 32, 16
+"""Groups of a rank that are considered for an exchange (some difference of 32 by 32 is close enough), and rounds."""
 
 
 def balanced_groups(group_ids: Sequence[int], costs: Sequence[float], parts: int) -> list[list[int]]:
@@ -31,35 +31,41 @@ def balanced_groups(group_ids: Sequence[int], costs: Sequence[float], parts: int
 def exchanged_groups(owners: np.ndarray, costs: np.ndarray, parts: int, *, most: float) -> np.ndarray:
     """The rank of each group [G] after exchanges that bring loads to at most `most`, as far as that succeeds.
 
-    Starts with `owners` [G]; `costs` [G] are integers. Each time, the rank with the largest load gives the one with the
-    smallest load a group, for one of its groups or for none, so that its own load is then as close as possible to the
-    mean. About one exchange per rank is enough, so most groups stay where they are. No rank loses its last group.
+    Starts with `owners` [G], with `costs` [G]. In each round, the rank with the largest load and the one with the
+    smallest exchange a group of the first for one of the second or for none, so that both loads are then as close as
+    possible; so do the second largest and the second smallest, and so on, down to loads of `most`. One or two exchanges
+    per rank are enough, so most groups stay where they are. No rank loses its last group.
     """
     owners, costs = owners.copy(), costs.astype(np.float64)
-    loads = np.bincount(owners, costs, minlength=parts)
-    mean = loads.sum() / parts
-    by_owner = np.argsort(owners, kind="stable")
-    ends = np.cumsum(np.bincount(owners, minlength=parts))
-    groups_of = [part.tolist() for part in np.split(by_owner, ends[:-1])]
-    for _ in range(4 * parts):
-        high, low = int(loads.argmax()), int(loads.argmin())
-        if loads[high] <= most:
+    for _ in range(_MOST_ROUNDS):
+        loads = np.bincount(owners, costs, minlength=parts)
+        by_load = np.argsort(loads, kind="stable")
+        count = min(parts // 2, int((loads > most).sum()))
+        low, high = by_load[:count], by_load[::-1][:count]
+        wanted = (loads[high] - loads[low]) / 2
+        table = _first_groups(owners, parts)
+        given = np.where(table >= 0, costs[table], np.inf)[high]
+        returned = np.where(table >= 0, costs[table], -np.inf)[low]
+        nothing = np.where(table[high, 1:2] >= 0, 0.0, -np.inf) if table.shape[1] > 1 else np.full((count, 1), -np.inf)
+        gains = given[:, :, None] - np.concatenate([nothing, returned], 1)[:, None, :]
+        distance = np.abs(gains - wanted[:, None, None]).reshape(count, gains[0].size if count else 0)
+        best = distance.argmin(1) if count else np.empty(0, dtype=np.int64)
+        pairs = np.flatnonzero(distance[np.arange(count), best] < wanted)
+        if not len(pairs):
             break
-        given, returned = (np.array(groups_of[part][:_MOST_COMPARED], dtype=np.int64) for part in (high, low))
-        gains = costs[given][:, None] - np.append(0.0, costs[returned])
-        distance = np.abs(gains - (loads[high] - mean))
-        distance[(gains <= 0) | (gains >= loads[high] - loads[low])] = np.inf
-        if len(groups_of[high]) == 1:
-            distance[:, 0] = np.inf
-        row, column = np.unravel_index(distance.argmin(), distance.shape)
-        if distance[row, column] == np.inf:
-            break
-        moves = [(int(given[row]), high, low)]
-        moves += [(int(returned[column - 1]), low, high)] if column else []
-        for group, source, target in moves:
-            groups_of[source].remove(group)
-            groups_of[target].append(group)
-            owners[group] = target
-        loads[high] -= gains[row, column]
-        loads[low] += gains[row, column]
+        row, column = np.divmod(best[pairs], gains.shape[2])
+        owners[table[high[pairs], row]] = low[pairs]
+        is_swap = column > 0
+        owners[table[low[pairs], column - 1][is_swap]] = high[pairs][is_swap]
     return owners
+
+
+def _first_groups(owners: np.ndarray, parts: int) -> np.ndarray:
+    """The first groups of each rank, as many as are compared, [parts, groups]; -1 where it has fewer."""
+    by_owner = np.argsort(owners, kind="stable")
+    counts = np.bincount(owners, minlength=parts)
+    position = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = np.full((parts, max(1, min(_MOST_COMPARED, int(counts.max())))), -1)
+    is_compared = position < table.shape[1]
+    table[owners[by_owner][is_compared], position[is_compared]] = by_owner[is_compared]
+    return table

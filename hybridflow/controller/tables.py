@@ -11,7 +11,7 @@ from hybridflow.batch.batch import Meta
 from hybridflow.batch.columns import COLUMNS, Column, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.located import Located, located
-from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
+from hybridflow.controller.packets import Numbers, Packet, ShardRows, Summary, TablePart
 
 
 @dataclass(eq=False, slots=True)
@@ -146,7 +146,7 @@ class Table:
         if (name, kind) not in self._numbers:
             known = [summary.lengths if kind == "lengths" else summary.scalars for summary in self.summaries()]
             parts = [columns[name] for columns in known if name in columns]
-            self._numbers[name, kind] = torch.cat(parts) if len(parts) == len(known) else None
+            self._numbers[name, kind] = Numbers.joined(parts) if len(parts) == len(known) else None
         return self._numbers[name, kind]
 
     def pending(self) -> list[Pending]:

@@ -54,6 +54,9 @@ TENSOR = 8
 
 WARM_UP = 1
 
+ON_BATCH = ("generate", "score", "values", "advantages", "update")
+"""Calls of which each continues with the batch of the one before."""
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -81,7 +84,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as directory:
             bench = Bench(backend, options.ranks, options.rows, options.layout, Path(directory))
             if options.profile:
-                bench.show_profiles(options.profile)
+                bench.show_profiles(set(options.profile))
                 return
             costs = bench.costs(options.repeats)
             memory = bench.memory(options.steps)
@@ -137,15 +140,17 @@ class Bench:
                 measured[f"driver_bytes_{step}"] = _resident_bytes()
         return measured
 
-    def show_profiles(self, names: list[str]) -> None:
-        """Prints where the time of some calls goes, after a warm-up of all."""
+    def show_profiles(self, names: set[str]) -> None:
+        """Prints where the time of some calls goes, after a warm-up: calls on a batch after those that make it."""
+        acts = self._acts()
+        needed = [name for name in acts if name in names or (name in ON_BATCH and not names.isdisjoint(ON_BATCH))]
         for repeat in range(2):
-            for name, act in self._acts().items():
+            for name in needed:
                 if not repeat or name not in names:
-                    act()
+                    acts[name]()
                     continue
                 profile = cProfile.Profile(time.process_time)
-                profile.runcall(act)
+                profile.runcall(acts[name])
                 sys.stdout.write(f"{name}\n")
                 pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(30)
 

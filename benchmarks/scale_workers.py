@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from queue import SimpleQueue
@@ -79,8 +79,7 @@ class Instant(Worker):
                 batch = self._with_responses(batch)
             more = ("rewards/stand_in", "components") if "scores" in provides else ()
             return made_up([*provides, *more], batch, start=self.context.rank)
-        returned = get_type_hints(getattr(self._plays, name)).get("return")
-        return _metrics(self._num_answers) if returned == Metrics else None
+        return _metrics(self._num_answers) if _returns_metrics(self._plays, name) else None
 
     def _with_responses(self, batch: Batch) -> Batch:
         """The batch with responses whose lengths differ from row to row, as those of a model do."""
@@ -88,6 +87,11 @@ class Instant(Worker):
         lengths = torch.randint(SHORTEST_RESPONSE, LONGEST_RESPONSE + 1, (len(batch),), generator=draw)
         ids = torch.zeros(int(lengths.sum()), dtype=torch.int64)
         return batch.with_columns(tokens={"response_ids": Ragged.from_lengths(ids, lengths)})
+
+
+@cache
+def _returns_metrics(plays: type[Worker], name: str) -> bool:
+    return get_type_hints(getattr(plays, name)).get("return") == Metrics
 
 
 def _metrics(seed: int) -> Metrics:

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parsed(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     chosen = cases(options.workloads, options.sizes, options.algorithms, options.rollouts, options.backends)
-    chosen = [case for case in chosen if case.system in options.systems]
+    chosen = [case for case in chosen if case.system in options.systems and not (options.defaults and case.recomputes)]
     effort = Effort(options.steps, options.threads, options.timeout)
     workload = build_workload(options.cache)
     deadline = time.monotonic() + 60 * options.minutes
@@ -60,6 +60,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rollouts", nargs="+", choices=("transformers", "vllm"), default=["transformers", "vllm"])
     parser.add_argument("--backends", nargs="+", choices=("local", "ray"), default=["local", "ray"])
     parser.add_argument("--systems", nargs="+", choices=("hybridflow", "trl"), default=["hybridflow", "trl"])
+    parser.add_argument("--defaults", action="store_true", help="leave out what recomputes old logprobs")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each system")
     parser.add_argument("--steps", type=int, default=8, help="steps of a process, the first two not counted")
     parser.add_argument("--rounds", type=int, default=2)

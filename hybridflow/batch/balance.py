@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_MOST_COMPARED, _MOST_ROUNDS = 32, 16
+_MOST_COMPARED, _MOST_ROUNDS = 32, 24
 """Groups of a rank that are considered for an exchange (some difference of 32 by 32 is close enough), and rounds."""
 
 
@@ -31,28 +31,28 @@ def balanced_groups(group_ids: Sequence[int], costs: Sequence[float], parts: int
 def exchanged_groups(owners: np.ndarray, costs: np.ndarray, parts: int, *, most: float) -> np.ndarray:
     """The rank of each group [G] after exchanges that bring loads to at most `most`, as far as that succeeds.
 
-    Starts with `owners` [G], with `costs` [G]. In each round, the rank with the largest load and the one with the
-    smallest exchange a group of the first for one of the second or for none, so that both loads are then as close as
-    possible; so do the second largest and the second smallest, and so on, down to loads of `most`. One or two exchanges
-    per rank are enough, so most groups stay where they are. No rank loses its last group.
+    Starts with `owners` [G], with `costs` [G]. In each round, every rank with more exchanges a group with one of the
+    ranks with the smallest loads, for one of its groups or for none, so that both loads are then as close as possible:
+    the largest with the smallest, the next largest with the next smallest and so on in the first round, and with others
+    later. One or two exchanges per rank are enough, so most groups stay where they are. No rank loses its last group.
     """
     owners, costs = owners.copy(), costs.astype(np.float64)
-    for _ in range(_MOST_ROUNDS):
+    for shift in range(_MOST_ROUNDS):
         loads = np.bincount(owners, costs, minlength=parts)
         by_load = np.argsort(loads, kind="stable")
         count = min(parts // 2, int((loads > most).sum()))
-        low, high = by_load[:count], by_load[::-1][:count]
+        if not count:
+            break
+        low, high = np.roll(by_load[: parts // 2], -shift)[:count], by_load[::-1][:count]
         wanted = (loads[high] - loads[low]) / 2
         table = _first_groups(owners, parts)
         given = np.where(table >= 0, costs[table], np.inf)[high]
         returned = np.where(table >= 0, costs[table], -np.inf)[low]
         nothing = np.where(table[high, 1:2] >= 0, 0.0, -np.inf) if table.shape[1] > 1 else np.full((count, 1), -np.inf)
         gains = given[:, :, None] - np.concatenate([nothing, returned], 1)[:, None, :]
-        distance = np.abs(gains - wanted[:, None, None]).reshape(count, gains[0].size if count else 0)
-        best = distance.argmin(1) if count else np.empty(0, dtype=np.int64)
+        distance = np.abs(gains - wanted[:, None, None]).reshape(count, -1)
+        best = distance.argmin(1)
         pairs = np.flatnonzero(distance[np.arange(count), best] < wanted)
-        if not len(pairs):
-            break
         row, column = np.divmod(best[pairs], gains.shape[2])
         owners[table[high[pairs], row]] = low[pairs]
         is_swap = column > 0

@@ -67,7 +67,7 @@ class CrowdBackend:
         """Sends the call to the rank."""
         self._number += 1
         target, sent = [handle.worker, handle.role, method], time.time()
-        taken = [cast(Reference, stored).ref for stored in arguments.stored]
+        taken = [stored.ref for stored in cast(tuple[Reference, ...], arguments.stored)]
         place = (handle.pool.name, handle.rank)
         self._send("call", self._number, *place, target, form, arguments.args, arguments.kwargs, taken)
         packets = tuple(Reference(self._number, index, self._freed) for index in range(form.objects - 1))

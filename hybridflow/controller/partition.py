@@ -64,9 +64,10 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | N
     _check_enough(num_groups, "prompts", num_parts, role)
     most = (1.0 + SLACK_FRACTION) * float(lengths.sum()) / num_parts
     candidates = (batch.rows_of_shards(num_parts), _consecutive(groups, lengths, num_parts))
-    whole = [(parts, owners) for parts in candidates if parts and (owners := _owners(parts, groups)) is not None]
+    full = [parts for parts in candidates if parts and all(len(part) for part in parts)]
+    whole = [(parts, owners) for parts in full if (owners := _owners(parts, groups)) is not None]
     for parts, _ in whole:
-        if all(len(part) for part in parts) and _heaviest(parts, lengths) <= most:
+        if _heaviest(parts, lengths) <= most:
             return parts
     exchanged = _exchanged(*whole[0], groups, lengths, most=most) if whole else None
     if exchanged is not None and _heaviest(exchanged, lengths) <= most:

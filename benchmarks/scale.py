@@ -58,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 256, 1024])
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 8192, ROWS, MOST_ROWS])
     parser.add_argument("--layouts", nargs="+", choices=("data", "tensor"), default=["data", "tensor"])
-    parser.add_argument("--repeats", type=int, default=3, help="measurements of each call, after one that does not count")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="measurements of each call, after one that does not count"
+    )
     parser.add_argument("--steps", type=int, default=0, help="further steps of the first case, for its memory")
     parser.add_argument("--timeout", type=float, default=1800.0, help="seconds after which a process is given up")
     parser.add_argument("--results", type=Path, default=HERE / "results")

@@ -111,7 +111,9 @@ class Bench:
         self._num_prompts = rows // SAMPLES_PER_PROMPT
         has_minibatches = self._num_prompts // MINIBATCHES >= ranks
         self._groups = started(backend, ranks, layout, rows // MINIBATCHES if has_minibatches else None)
-        self._prompts = BatchStream(table(self._num_prompts), self._num_prompts, Epochs(self._num_prompts, 0, shuffle=True))
+        self._prompts = BatchStream(
+            table(self._num_prompts), self._num_prompts, Epochs(self._num_prompts, 0, shuffle=True)
+        )
         self._run = self._assembled(directory, ranks)
         self._loop = Loop(self._run)
 
@@ -214,14 +216,18 @@ class Bench:
             learners={name: groups[name] for name in ("actor", "critic")},
             policies=[groups["actor"]],
             decode=lambda ids: "",
-            trace=CallTrace(self._backend.drain_calls, {"main": ranks}, directory / "trace.json", keep=trainer.trace_steps),
+            trace=CallTrace(
+                self._backend.drain_calls, {"main": ranks}, directory / "trace.json", keep=trainer.trace_steps
+            ),
             num_devices=ranks,
             config={},
             calls=self._backend,
         )
 
 
-def started(backend: "CrowdBackend | RayCrowd", ranks: int, layout: str, minibatch_rows: int | None) -> dict[str, WorkerGroup]:
+def started(
+    backend: "CrowdBackend | RayCrowd", ranks: int, layout: str, minibatch_rows: int | None
+) -> dict[str, WorkerGroup]:
     """The roles of PPO, colocated on one pool."""
     pool = ResourcePool("main", ranks)
     if layout == "tensor":
@@ -229,7 +235,12 @@ def started(backend: "CrowdBackend | RayCrowd", ranks: int, layout: str, minibat
         rollout = generation_mesh(mesh, copies=ranks // TENSOR, tensor=TENSOR // 2, pipeline=1)
     else:
         mesh = rollout = ParallelMesh({"data": ranks})
-    classes = {"actor": ActorWorker, "critic": CriticWorker, "reference": ReferenceWorker, "reward": RewardFunctionWorker}
+    classes = {
+        "actor": ActorWorker,
+        "critic": CriticWorker,
+        "reference": ReferenceWorker,
+        "reward": RewardFunctionWorker,
+    }
     groups = {
         role: WorkerGroup(
             worker, pool, backend, role=role, mesh=mesh, generation_mesh=rollout, minibatch_rows=minibatch_rows

@@ -1,6 +1,6 @@
 """Seconds per step of GRPO, PPO, DPO, SFT and reward training: ours, compared with TRL's trainers.
 
-    python benchmarks/step.py [--workloads W P H] [--sizes tiny ten] [--algorithms grpo ...] [--rounds 2] [--steps 8] ...
+    python benchmarks/step.py [--workloads W P H] [--sizes tiny ten] [--algorithms grpo ...] [--rounds 2] ...
 
 Every case is a process of its own. A round runs each case once, so that ours and the peers alternate and share
 whatever else the machine does. The first two steps of a process do not count. The machine's matrix rate is measured

@@ -1,4 +1,4 @@
-"""Seconds per step of TRL 1.16's GRPOTrainer on workload W or P; run by that environment's Python, prints one JSON line.
+"""Seconds per step of TRL 1.16's GRPOTrainer on workload W or P; run by the peer's Python, prints one JSON line.
 
 Configured in TRL's favor: one microbatch of all sequences, no reference model (beta 0), nothing logged, saved or
 evaluated. With transformers generation TRL computes no old logprobs, for they equal the update's; with vLLM it does.

@@ -30,7 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--algorithm", choices=list(TRAINERS), required=True)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines: prompt and chosen, rejected or completion")
+    parser.add_argument(
+        "--rows", type=Path, required=True, help="JSON lines: prompt and chosen, rejected or completion"
+    )
     parser.add_argument("--workload", choices=("H",), default="H")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)

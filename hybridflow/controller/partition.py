@@ -50,7 +50,7 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | N
     """Row positions of each part; None for a single part, which is the whole batch and needs no column of it.
 
     With a `uid` column, rows of one prompt stay together and parts have about equally many tokens (this waits for the
-    stage that made the tokens): the shards as they are, or consecutive rows, if these are balanced; otherwise with a few
+    stage that made the tokens): the shards as they are, or consecutive rows, if these are balanced; otherwise with some
     prompts exchanged; and if that is not enough, with all prompts moved. Without `uid`, parts are consecutive rows. The
     same batch is always divided the same way.
     """

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from scale_backend import CrowdBackend
@@ -29,6 +29,7 @@ from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.ppo import PPO
+from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.observability.performance import StageTimers
@@ -213,9 +214,9 @@ class Bench:
             tracker=JsonlTracker(TrackedRun(directory, Progress(10**6, is_live=False))),
             timers=StageTimers(),
             checkpoints=CheckpointStore(directory, world=ranks),
-            learners={name: groups[name] for name in ("actor", "critic")},
-            policies=[groups["actor"]],
-            decode=lambda ids: "",
+            learners={name: cast(Trainable, groups[name]) for name in ("actor", "critic")},
+            policies=[cast(Policy, groups["actor"])],
+            decode=lambda ids: [""] * len(ids),
             trace=CallTrace(
                 self._backend.drain_calls, {"main": ranks}, directory / "trace.json", keep=trainer.trace_steps
             ),

@@ -116,7 +116,8 @@ class ResponseGenerator:
         with self._context.interruptible() if is_alone else nullcontext():
             sampling = setup.rollout.sampling_for(purpose)
             if self._player is not None:
-                return self._player.play(prompts, EpisodeSampler(self.engine, sampling, seed), seed=seed)
+                sampler, is_evaluation = EpisodeSampler(self.engine, sampling, seed), purpose == "eval"
+                return self._player.play(prompts, sampler, seed=seed, is_evaluation=is_evaluation)
             return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
 
     def close(self) -> None:

@@ -24,10 +24,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.asynchrony_model import mean_seconds, simulated
+from benchmarks.asynchrony_model import simulated
 from benchmarks.record import HERE, environment
 from hybridflow.dataflows.groups import GroupQueue
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
@@ -54,7 +55,7 @@ class Tailed(TransformersEngine):
 
     def _start(self, requests):
         for request in requests:
-            request.max_response_tokens = tokens_of_row(*request.name)
+            request.max_response_tokens = tokens_of_row(SEED, *request.name)
         super()._start(requests)
 
     def _step(self):
@@ -80,19 +81,19 @@ DEPTHS = {SYNCHRONOUS: (0, 0), PARTIAL: (2, 4)}
 """Batches ahead and the largest staleness of the modes that the virtual clock can simulate."""
 
 
-def tokens_of_row(uid: int, sample: int) -> int:
+def tokens_of_row(seed: int, uid: int, sample: int) -> int:
     """The length of a response, with a tail."""
-    return SHORT * (TAIL if random.Random(f"{uid}/{sample}").random() < SHARE else 1)
+    return SHORT * (TAIL if random.Random(f"{seed}/{uid}/{sample}").random() < SHARE else 1)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run that is repeated in all modes, and the tokens of its longest response to each prompt."""
+    """A run that is repeated in all modes; `longest` has the tokens of its longest response, by seed and uid."""
 
     steps: int
     words: Sequence[str]
     groups: int
-    longest: Callable[[int], int]
+    longest: Callable[[int, int], int]
 
 
 EXPERIMENTS = {
@@ -105,10 +106,18 @@ EXPERIMENTS = {
             "trainer.eval_every=0",
         ],
         GROUPS,
-        lambda uid: max(tokens_of_row(uid, sample) for sample in range(SAMPLES)),
+        lambda seed, uid: max(tokens_of_row(seed, uid, sample) for sample in range(SAMPLES)),
     ),
-    "task": Experiment(60, ["actor.optimizer.learning_rate=1e-4", "trainer.eval_every=60"], 128, lambda uid: 8),
+    "task": Experiment(60, ["actor.optimizer.learning_rate=1e-4", "trainer.eval_every=60"], 128, lambda *_: 8),
 }
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Mean seconds of a step and the idle fraction of each pool."""
+
+    seconds: float
+    idle: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ def run(name: str, mode: str, seed: int) -> Line:
     """One run of the real command, in a process of its own."""
     words = words_of(name, mode, seed)
     with tempfile.TemporaryDirectory(prefix="asynchrony-") as folder:
-        Path(folder, "tailed.py").write_text(ENGINE)
+        Path(folder, "tailed.py").write_text(ENGINE.replace("SEED", str(seed)))
         settings = [word.replace("FOLDER", folder) for word in (*words, "trainer.run_dir=FOLDER/run")]
         command = [sys.executable, "-m", "hybridflow", "grpo", *settings]
         ended = subprocess.run(command, env=environment(), cwd=HERE.parent, capture_output=True, text=True, check=False)
@@ -190,26 +199,22 @@ def lines() -> dict[tuple[str, str, int], Line]:
     }
 
 
-def predicted(line: Line, mode: str) -> float:
-    """Mean seconds of a step on the virtual clock, with the seconds that the synchronous run of `line` has measured."""
-    experiment = EXPERIMENTS[line.experiment]
-    groups, longest, steps, learn, token = experiment.groups, experiment.longest, experiment.steps, *_measured(line)
-    if mode not in DEPTHS:  # a step learns while the next batch is generated
-        batches = range(WARM_UP + 1, steps)
-        generation = [token * max(longest(uid) for uid in range(groups * i, groups * (i + 1))) for i in batches]
-        return mean(max(seconds, learn) for seconds in generation)
-    queue = GroupQueue(groups, *DEPTHS[mode], steps)
-    found = simulated(longest, queue, overlaps=mode != SYNCHRONOUS, token_seconds=token, learn_seconds=learn)
-    return mean_seconds(found, skipped=WARM_UP)
-
-
-def _measured(line: Line) -> tuple[float, float]:
-    """The seconds of a synchronous step without generation, and those of a decoding step."""
+def predicted(line: Line, mode: str) -> Clock:
+    """A mode on the virtual clock, with the seconds that the synchronous run of `line` has measured."""
     experiment, step, generation = EXPERIMENTS[line.experiment], line.times["timing_s/step"], line.times["timing_s/gen"]
-    groups, longest = experiment.groups, experiment.longest
-    batches = range(WARM_UP, experiment.steps)
-    decoded = [max(longest(uid) for uid in range(groups * i, groups * (i + 1))) for i in batches]
-    return mean(step) - mean(generation), sum(generation) / sum(decoded)
+    groups, steps = experiment.groups, experiment.steps
+    longest = partial(experiment.longest, line.seed)
+    decoded = [max(longest(uid) for uid in range(groups * i, groups * (i + 1))) for i in range(WARM_UP, steps)]
+    learn, token = mean(step) - mean(generation), sum(generation) / sum(decoded)
+    if mode in DEPTHS:
+        queue = GroupQueue(groups, *DEPTHS[mode], steps)
+        overlaps = mode != SYNCHRONOUS
+        found = simulated(longest, queue, overlaps=overlaps, token_seconds=token, learn_seconds=learn)[WARM_UP:]
+        seconds, generating = (mean(values) for values in zip(*((s.seconds, s.rollout_seconds) for s in found), strict=True))
+    else:  # a step learns while the next batch is generated
+        seconds = mean(max(token * tokens, learn) for tokens in decoded[1:])
+        generating = mean(token * tokens for tokens in decoded[1:])
+    return Clock(seconds, {"train": 1.0 - learn / seconds, "generate": 1.0 - generating / seconds})
 
 
 def speed_ups(name: str, mode: str, found: Mapping[tuple[str, str, int], Line]) -> list[tuple[float, float]]:
@@ -220,7 +225,7 @@ def speed_ups(name: str, mode: str, found: Mapping[tuple[str, str, int], Line]) 
         if (experiment, each) == (name, mode) and alone is not None:
             seconds = mean(alone.times["timing_s/step"])
             own = mean(found[name, mode, seed].times["timing_s/step"])
-            pairs.append((seconds / own, predicted(alone, SYNCHRONOUS) / predicted(alone, mode)))
+            pairs.append((seconds / own, predicted(alone, SYNCHRONOUS).seconds / predicted(alone, mode).seconds))
     return pairs
 
 
@@ -245,33 +250,32 @@ def scores_of(name: str, mode: str, found: Mapping[tuple[str, str, int], Line]) 
 
 
 def table(found: Mapping[tuple[str, str, int], Line]) -> Iterator[str]:
-    """Means over the seeds of each experiment and mode, and the goals."""
+    """Means over the seeds of each experiment and mode, next to those of the virtual clock, and the goals."""
     yield (
-        f"{'':6}{'':13}{'seeds':>6}{'s/step':>8}{'times as fast':>15}{'range':>14}{'predicted':>11}"
-        f"{'idle train':>12}{'idle generate':>15}{'exact match':>13}"
+        f"{'':19}{'seeds':>6}{'s/step':>8}{'model':>7}{'times as fast':>15}{'range':>13}{'model':>7}"
+        f"{'train idle':>12}{'model':>7}{'generate idle':>15}{'model':>7}{'exact match':>13}"
     )
     for name in EXPERIMENTS:
         for mode in MODES:
             own = [line for (experiment, each, _), line in found.items() if (experiment, each) == (name, mode)]
-            if own:
-                yield f"{name:6}{mode:13}{_row(name, mode, own, found)}"
+            alone = [found[name, SYNCHRONOUS, line.seed] for line in own if (name, SYNCHRONOUS, line.seed) in found]
+            if own and len(own) == len(alone):
+                yield f"{name:6}{mode:13}{_row(name, own, [predicted(line, mode) for line in alone], found)}"
         for text, is_reached in goals(name, found):
             yield f"      {'reached' if is_reached else 'NOT REACHED'}: {text}"
 
 
-def _row(name: str, mode: str, own: Sequence[Line], found: Mapping[tuple[str, str, int], Line]) -> str:
+def _row(name: str, own: Sequence[Line], clocks: Sequence[Clock], found: Mapping[tuple[str, str, int], Line]) -> str:
+    mode = own[0].mode
+    measured, model = zip(*speed_ups(name, mode, found), strict=True)
+
     def of(metric: str) -> float:
         return mean(mean(line.times[metric]) for line in own)
 
-    text = f"{len(own):6}{of('timing_s/step'):8.2f}"
-    if pairs := speed_ups(name, mode, found):
-        measured, model = zip(*pairs, strict=True)
-        text += f"{mean(measured):15.2f}{f'{min(measured):.2f} - {max(measured):.2f}':>14}{mean(model):11.2f}"
-    else:
-        text += f"{'-':>15}{'-':>14}{'-':>11}"
-    text += "".join(
-        f"{of(f'perf/idle_fraction/{pool}'):{width}.0%}" for pool, width in zip(POOLS, (12, 15), strict=True)
-    )
+    text = f"{len(own):6}{of('timing_s/step'):8.2f}{mean(clock.seconds for clock in clocks):7.2f}{mean(measured):15.2f}"
+    text += f"{f'{min(measured):.2f}-{max(measured):.2f}':>13}{mean(model):7.2f}"
+    for pool, width in zip(POOLS, (12, 15), strict=True):
+        text += f"{of(f'perf/idle_fraction/{pool}'):{width}.0%}{mean(clock.idle[pool] for clock in clocks):7.0%}"
     scores = scores_of(name, mode, found)
     return text + (f"{mean(scores):13.3f}" if scores else f"{'-':>13}")
 

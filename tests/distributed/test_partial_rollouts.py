@@ -43,7 +43,6 @@ class Tailed(Slow):
         super()._start(requests)
 """
 STEPS, GROUPS = 5, 8
-LONG_RESPONSES = ["rollout.sampling.ignore_eos=true", "data.max_response_tokens=60"]
 VLLM = pytest.mark.vllm
 LAYOUTS = {
     "one replica": (["Tailed"], 1),
@@ -74,7 +73,6 @@ def run(tmp_path: Path) -> Callable[..., Path]:
         pools = f"pools: {{train: {{devices: 1}}, generate: {{devices: {devices}}}}}"
         settings = [
             *settings_of(tmp_path),
-            *(LONG_RESPONSES if engine == "vllm" else []),
             f"rollout.engine={engine}",
             f"trainer={{backend: ray, devices: {1 + devices}}}",
             f"placement={{{pools}, roles: {{rollout: generate, reward: train}}}}",
@@ -93,6 +91,7 @@ def settings_of(folder: Path) -> list[str]:
         "algorithm=grpo",
         "asynchrony={max_staleness: 2, partial_rollouts: true}",
         "data.max_response_tokens=60",
+        "rollout.sampling.ignore_eos=true",
         f"trainer={{total_steps: {STEPS}, save_every: 0, eval_every: 0}}",
     ]
 
@@ -131,7 +130,7 @@ def test_weights_that_do_not_change_give_the_tokens_of_the_synchronous_run(
     run: Callable[..., Path], ray_backend: Backend, tmp_path: Path, layout: str
 ):
     """Whatever engine and replica a row is on, wherever it is interrupted, and whichever rows it runs with."""
-    unchanged = [*LONG_RESPONSES, "actor.optimizer.learning_rate=0", f"trainer.sample_rows={2 * GROUPS}"]
+    unchanged = ["actor.optimizer.learning_rate=0", f"trainer.sample_rows={2 * GROUPS}"]
     unchanged += ["trainer={samples_every: 1, sample_token_ids: true}"]
     alone = [*settings_of(tmp_path), *unchanged, "asynchrony={max_staleness: 0, partial_rollouts: false}"]
     rows_of_run(tmp_path / "alone", alone)

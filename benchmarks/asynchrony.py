@@ -1,4 +1,4 @@
-"""Asynchronous runs next to the synchronous one, on Ray with a rollout of its own: seconds per step, idle pools, scores.
+"""Asynchronous runs on Ray, next to the synchronous one: seconds per step, idle fractions of pools, and scores.
 
     python benchmarks/asynchrony.py [--experiments tail,task] [--seeds 3] [--minutes 30]
 
@@ -210,7 +210,9 @@ def predicted(line: Line, mode: str) -> Clock:
         queue = GroupQueue(groups, *DEPTHS[mode], steps)
         overlaps = mode != SYNCHRONOUS
         found = simulated(longest, queue, overlaps=overlaps, token_seconds=token, learn_seconds=learn)[WARM_UP:]
-        seconds, generating = (mean(values) for values in zip(*((s.seconds, s.rollout_seconds) for s in found), strict=True))
+        seconds, generating = (
+            mean(values) for values in zip(*((s.seconds, s.rollout_seconds) for s in found), strict=True)
+        )
     else:  # a step learns while the next batch is generated
         seconds = mean(max(token * tokens, learn) for tokens in decoded[1:])
         generating = mean(token * tokens for tokens in decoded[1:])

@@ -141,7 +141,7 @@ def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
 
 
 def _episode_return(rewards: Sequence[float], num_replies: int, gamma: float) -> float:
-    """The return before the first reply. What comes after the last reply counts as its reward, as in `reply_rewards`."""
+    """The return before the first reply; what comes after the last reply counts as its reward (`reply_rewards`)."""
     last = max(0, num_replies - 1)
     return math.fsum(gamma ** min(reply, last) * reward for reply, reward in enumerate(rewards))
 

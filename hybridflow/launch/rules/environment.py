@@ -102,7 +102,8 @@ def _credit_problems(config: Experiment) -> Iterator[Problem]:
         yield ConfigError(
             f"environment.credit={credit.value}, but algorithm.advantage={algorithm.advantage} reads only the return of"
             " an episode.",
-            remedy="Use environment.credit=outcome, or an estimator of rewards per token, such as gae or reinforce.",
+            remedy="Use environment.credit=outcome, or an estimator of rewards per token, such as gae or"
+            " reinforce_plus_plus.",
         )
     elif credit is Credit.return_to_go and algorithm.gamma < 1:
         yield ConfigError(

@@ -141,7 +141,7 @@ def test_each_token_of_a_reply_gets_the_discounted_return_of_the_reply(tokenizer
     assert found.object("episode_return") == pytest.approx([expected[0]] * len(found))
     assert evaluated.object("episode_return") == [6.0] * len(found) and "token_scores" not in evaluated
     scores = torch.tensor(found.object("episode_return"))
-    plain = Algorithm(advantage="reinforce", gamma=1.0, whiten_advantages=False)
+    plain = Algorithm(advantage="reinforce_plus_plus", gamma=1.0, whiten_advantages=False)
     advantages = AdvantageEstimation(plain, itself).estimate(found.with_columns(rows={"scores": scores}))
     for row, values in zip(rows_of(found), advantages.tokens("advantages").rows(), strict=True):
         later = row["turn_rewards"].flip(0).cumsum(0).flip(0)  # 6 in the first reply, 5 in the second, 3 in the third

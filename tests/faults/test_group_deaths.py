@@ -1,7 +1,7 @@
 """SIGKILL while groups wait, run, are interrupted, have finished or are trained on: no prompt is lost or repeated."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,11 +27,12 @@ from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 FOLDER = Path({folder!r})
 
 def reached(moment, step):
-    """Sends SIGKILL to the processes that the trap names, if it names this moment and step; once."""
-    trap = FOLDER / "trap"
-    if trap.exists() and trap.read_text().split()[1:] == [moment.replace(" ", "_"), str(step)]:
-        victims = trap.read_text().split()[0]
-        trap.unlink()
+    """Sends SIGKILL to the processes in the first line of the trap, and removes it, if it names this moment and this
+    step or an earlier one."""
+    [first, *rest] = (FOLDER / "trap").read_text().splitlines() or [""]
+    victims, wanted, least = first.split(",") if first else ("", "", 0)
+    if wanted == moment and int(least) <= step:
+        (FOLDER / "trap").write_text("\\n".join(rest))
         own = [os.getpid()] if victims == "itself" else []
         for victim in own or [int(file.read_text()) for file in FOLDER.glob(f"{{victims}}*.pid")]:
             with suppress(ProcessLookupError):
@@ -102,27 +103,30 @@ class Twice:
             file.write(".")
         return (FOLDER / name).stat().st_size
 '''
-STEPS, GROUPS = 5, 8
+GROUPS = 8
 POOLS = "placement={pools: {train: {devices: 1}, generate: {devices: 1}}, roles: {rollout: generate, reward: train}}"
 APART = ["trainer.devices=2", POOLS]
 MOMENTS = ("waiting", "running", "before weights", "interrupted", "finished", "trained", "published")
+EVERY = 3
+"""Steps between two deaths: after one, the groups that were generated ahead are generated one step at a time."""
 
-Settings = Callable[..., list[str]]
+Command = Callable[..., list[str]]
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    """A function: who dies, the moment, the step and further settings -> the words of the command."""
+def command(tmp_path: Path) -> Command:
+    """A function: who dies, at which moments and steps, the number of steps, and settings -> the words of a command."""
     (tmp_path / "own.py").write_text(OWN.format(folder=str(tmp_path)))
 
-    def words(victims: str, moment: str, step: int, *more: str) -> list[str]:
-        (tmp_path / "trap").write_text(f"{victims} {moment.replace(' ', '_')} {step}")
+    def words(victims: str, deaths: Mapping[str, int], steps: int, *more: str) -> list[str]:
+        lines = [f"{victims},{moment},{step}" for moment, step in deaths.items()]
+        (tmp_path / "trap").write_text("\n".join(lines))
         return [
             *small_run(tmp_path),
             "algorithm=grpo",
             f"dataflow={tmp_path}/own.py:Flow",
-            f"trainer={{backend: ray, total_steps: {STEPS}, save_every: 1, eval_every: 0, samples_every: 0}}",
-            f"trainer.run_dir={tmp_path}/run",
+            f"trainer={{backend: ray, total_steps: {steps}, save_every: 1, eval_every: 0, samples_every: 0}}",
+            f"trainer={{run_dir: {tmp_path}/run, max_faults: 20}}",
             *more,
         ]
 
@@ -134,51 +138,67 @@ def partial(folder: Path) -> list[str]:
     return [*words, f"rollout.engine={folder}/own.py:Engine"]
 
 
-def assert_each_prompt_is_trained_on_once(folder: Path, ended: Ended) -> None:
+def left_in(folder: Path) -> list[str]:
+    """The deaths that have not happened."""
+    return (folder / "trap").read_text().splitlines()
+
+
+def assert_each_prompt_is_trained_on_once(folder: Path, ended: Ended, steps: int) -> None:
     assert ended.status == 0, ended.said
-    assert not (folder / "trap").exists(), "nothing was killed"
+    assert not left_in(folder)
     run_dir = folder / "run"
-    assert steps_of(run_dir) == list(range(STEPS + 1))
+    assert steps_of(run_dir) == list(range(1, steps + 1))
     last = metric_rows(run_dir)[-1]
-    assert last["async/groups/consumed"] == GROUPS * STEPS and last["async/groups/discarded"] == 0
+    assert last["async/groups/consumed"] == GROUPS * steps and last["async/groups/discarded"] == 0
     assert last["async/tokens/generated"] == last["async/tokens/consumed"] > 0
-    assert max(row["async/staleness/max"] for row in metric_rows(run_dir) if row["step"]) <= 2
+    assert max(row["async/staleness/max"] for row in metric_rows(run_dir)) <= 2
     if (schedule := run_dir / SCHEDULE_FILE).exists():
         lines = [json.loads(line) for line in schedule.read_text().splitlines()]
         trained = {line["step"]: line["trained"] for line in lines if "step" in line}  # the last time that it was taken
-        assert sorted(uid for uids in trained.values() for uid in uids) == list(range(GROUPS * STEPS))
+        assert sorted(uid for uids in trained.values() for uid in uids) == list(range(GROUPS * steps))
+
+
+def faults_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "run" / FAULTS_FILE).read_text().splitlines()]
 
 
 @pytest.mark.parametrize(
-    ("moment", "layout"),
-    [
-        pytest.param(moment, APART, id=moment, marks=[] if moment == "interrupted" else [pytest.mark.slow])
-        for moment in MOMENTS
-    ]
-    + [pytest.param("running", [], id="running, in the actor's process", marks=pytest.mark.slow)],
+    "moments", [["interrupted"], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one state", "all states"]
 )
 def test_a_rollout_that_dies_with_groups_in_any_state(
-    ray_backend: Backend, settings: Settings, tmp_path: Path, moment: str, layout: list[str]
+    ray_backend: Backend, command: Command, tmp_path: Path, moments: Sequence[str]
 ):
-    ended = run_here(settings("rollout", moment, 2, *partial(tmp_path), *layout))
-    assert_each_prompt_is_trained_on_once(tmp_path, ended)
-    [fault] = [json.loads(line) for line in (tmp_path / "run" / FAULTS_FILE).read_text().splitlines()]
-    assert fault["fault"] == "WorkerDied" and fault["pools"] == ("generate" if layout else "main")
+    steps = EVERY * len(moments) + 2
+    deaths = {moment: 1 + EVERY * number for number, moment in enumerate(moments)}
+    ended = run_here(command("rollout", deaths, steps, *partial(tmp_path), *APART))
+    assert_each_prompt_is_trained_on_once(tmp_path, ended, steps)
+    faults = faults_of(tmp_path)
+    assert [(fault["fault"], fault["pools"]) for fault in faults] == [("WorkerDied", "generate")] * len(moments)
+
+
+@pytest.mark.slow
+def test_a_rollout_that_dies_with_the_model_that_is_trained(ray_backend: Backend, command: Command, tmp_path: Path):
+    ended = run_here(command("rollout", {"running": 2, "finished": 5}, 8, *partial(tmp_path)))
+    assert_each_prompt_is_trained_on_once(tmp_path, ended, 8)
+    assert [fault["pools"] for fault in faults_of(tmp_path)] == ["main", "main"]
 
 
 @pytest.mark.parametrize(
-    "moment",
-    [pytest.param(moment, marks=[] if moment == "finished" else [pytest.mark.slow]) for moment in MOMENTS],
+    "moments", [["finished"], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one state", "all states"]
 )
 def test_a_driver_that_dies_with_groups_in_any_state_resumes(
-    ray_backend: Backend, processes: Processes, settings: Settings, tmp_path: Path, moment: str
+    ray_backend: Backend, processes: Processes, command: Command, tmp_path: Path, moments: Sequence[str]
 ):
-    words, address = settings("driver", moment, 3, *partial(tmp_path), *APART), ray.get_runtime_context().gcs_address
+    steps = EVERY * len(moments) + 2
+    deaths = {moment: 2 + EVERY * number for number, moment in enumerate(moments)}
+    words = command("driver", deaths, steps, *partial(tmp_path), *APART)
+    address = ray.get_runtime_context().gcs_address
+    for number in range(len(moments)):
+        ended = processes.run(words, RAY_ADDRESS=address)
+        assert ended.status == KILLED, ended.said
+        assert len(left_in(tmp_path)) == len(moments) - 1 - number
     ended = processes.run(words, RAY_ADDRESS=address)
-    assert ended.status == KILLED, ended.said
-    ended = processes.run(words, RAY_ADDRESS=address)
-    assert "resumed checkpoint=" in ended.said or "continues" in ended.words, ended.said
-    assert_each_prompt_is_trained_on_once(tmp_path, ended)
+    assert_each_prompt_is_trained_on_once(tmp_path, ended, steps)
 
 
 @pytest.mark.slow
@@ -193,14 +213,14 @@ def test_a_driver_that_dies_with_groups_in_any_state_resumes(
     ],
 )
 def test_environments_that_die_while_batches_are_generated_ahead(
-    ray_backend: Backend, settings: Settings, tmp_path: Path, victims: str, moment: str, number: int
+    ray_backend: Backend, command: Command, tmp_path: Path, victims: str, moment: str, number: int
 ):
     """Their episodes start again, whether the processes are idle or not."""
     words = ["asynchrony={max_staleness: 2, ahead: 2}", "reward.functions=[environment]", *APART]
     words += [f"environment.name={tmp_path}/own.py:Twice", "environment.processes=3", "environment.max_turns=2"]
     words += ["data.max_response_tokens=24", "environment.max_turn_tokens=4"]
-    ended = run_here(settings(victims, moment, number, *words))
-    assert_each_prompt_is_trained_on_once(tmp_path, ended)
+    ended = run_here(command(victims, {moment: number}, 5, *words))
+    assert_each_prompt_is_trained_on_once(tmp_path, ended, 5)
     rows = metric_rows(tmp_path / "run")
     assert sum(row.get("environment/retries", 0.0) for row in rows) >= 1.0
     assert sum(row.get("environment/failures", 0.0) for row in rows) == 0.0

@@ -149,12 +149,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if is_clean and all(trend.is_flat for trend in trends) else 1
 
 
-def soaked(folder: Path, own: Sequence[str], until: End, ending: signal.Signals) -> Soak:
+def soaked(folder: Path, settings: Sequence[str], until: End, ending: signal.Signals) -> Soak:
     """A run with some settings of its own that is looked at for a while and then ended by a signal."""
     temporary = folder / "temporary"
     temporary.mkdir()
     segments, began = _segments(), time.monotonic()
-    words = [*SETTINGS, *own, f"trainer.run_dir={folder / 'run'}"]
+    words = [*SETTINGS, *settings, f"trainer.run_dir={folder / 'run'}"]
     variables = environment(TMPDIR=str(temporary))
     with (folder / "output.txt").open("wb") as output:
         command = [sys.executable, "-m", "hybridflow", "grpo", *words]

@@ -107,6 +107,7 @@ GROUPS = 8
 POOLS = "placement={pools: {train: {devices: 1}, generate: {devices: 1}}, roles: {rollout: generate, reward: train}}"
 APART = ["trainer.devices=2", POOLS]
 MOMENTS = ("waiting", "running", "before weights", "interrupted", "finished", "trained", "published")
+LONG = [pytest.mark.slow, pytest.mark.timeout(1200)]  # processes that start eight times
 EVERY = 3
 """Steps between two deaths: after one, the groups that were generated ahead are generated one step at a time."""
 
@@ -163,7 +164,7 @@ def faults_of(folder: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize(
-    "moments", [["interrupted"], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one state", "all states"]
+    "moments", [["interrupted"], pytest.param(MOMENTS, marks=LONG)], ids=["one state", "all states"]
 )
 def test_a_rollout_that_dies_with_groups_in_any_state(
     ray_backend: Backend, command: Command, tmp_path: Path, moments: Sequence[str]
@@ -183,9 +184,7 @@ def test_a_rollout_that_dies_with_the_model_that_is_trained(ray_backend: Backend
     assert [fault["pools"] for fault in faults_of(tmp_path)] == ["main", "main"]
 
 
-@pytest.mark.parametrize(
-    "moments", [["finished"], pytest.param(MOMENTS, marks=pytest.mark.slow)], ids=["one state", "all states"]
-)
+@pytest.mark.parametrize("moments", [["finished"], pytest.param(MOMENTS, marks=LONG)], ids=["one state", "all states"])
 def test_a_driver_that_dies_with_groups_in_any_state_resumes(
     ray_backend: Backend, processes: Processes, command: Command, tmp_path: Path, moments: Sequence[str]
 ):

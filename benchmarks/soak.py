@@ -62,9 +62,9 @@ SETTINGS = (
 )
 PARTIAL = (
     "asynchrony={max_staleness: 4, ahead: 2, partial_rollouts: true}",
-    "data={batch_size: 16, max_response_tokens: 48}",
+    "data={batch_size: 4, max_response_tokens: 32}",
     "rollout.sampling.ignore_eos=true",
-    "actor.minibatch_size=64",
+    "actor.minibatch_size=4",
 )
 """Small steps, which end before the responses that began in them."""
 

@@ -5,14 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import ray
 
 from hybridflow.controller import Backend
 from hybridflow.dataflows.schedule import SCHEDULE_FILE
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from tests.distributed.processes import Processes
 from tests.distributed.runs import Ended, metric_rows, run_here, small_run, steps_of
-from tests.distributed.trapped import KILLED
 
 pytestmark = pytest.mark.ray
 
@@ -186,18 +184,15 @@ def test_a_rollout_that_dies_with_the_model_that_is_trained(ray_backend: Backend
 
 @pytest.mark.parametrize("moments", [["finished"], pytest.param(MOMENTS, marks=LONG)], ids=["one state", "all states"])
 def test_a_driver_that_dies_with_groups_in_any_state_resumes(
-    ray_backend: Backend, processes: Processes, command: Command, tmp_path: Path, moments: Sequence[str]
+    processes: Processes, command: Command, tmp_path: Path, moments: Sequence[str]
 ):
+    """Each time with a Ray of its own."""
     steps = EVERY * len(moments) + 2
     deaths = {moment: 2 + EVERY * number for number, moment in enumerate(moments)}
-    words = command("driver", deaths, steps, *partial(tmp_path), *APART)
-    address = ray.get_runtime_context().gcs_address
-    for number in range(len(moments)):
-        ended = processes.run(words, RAY_ADDRESS=address)
-        assert ended.status == KILLED, ended.said
-        assert len(left_in(tmp_path)) == len(moments) - 1 - number
-    ended = processes.run(words, RAY_ADDRESS=address)
+    restarts = f"trainer.restarts={len(moments)}"
+    ended = processes.run(command("driver", deaths, steps, *partial(tmp_path), *APART, restarts))
     assert_each_prompt_is_trained_on_once(tmp_path, ended, steps)
+    assert [fault["fault"] for fault in faults_of(tmp_path)] == ["DriverDied"] * len(moments)
 
 
 @pytest.mark.slow

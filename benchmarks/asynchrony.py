@@ -1,36 +1,47 @@
-"""Seconds per step of a synchronous run and of asynchronous ones, on Ray; the rollout has its own pool.
+"""Asynchronous runs on Ray, next to the synchronous one: seconds per step, idle fractions of pools, and scores.
 
-    python benchmarks/asynchrony.py --steps 12 --reward-seconds 0.5
-    python benchmarks/asynchrony.py --steps 20 --tail 10 --token-seconds 0.02
+    python benchmarks/asynchrony.py [--experiments tail,task] [--seeds 3] [--minutes 30]
 
-All runs have the same settings and seed, and take turns: `synchronous`, `ahead` (a batch ahead), and `partial`
-(`asynchrony.partial_rollouts`). Prints one JSON line: the median seconds of a step after the first three, the speed-ups
-and the idle fraction of each pool. `--reward-seconds` adds a pause to each call of the reward, as a judge or a sandbox
-would take. `--tail` injects a tail: one response of 64 is so many times longer than the others, and a decoding step
-takes `--token-seconds`. Mean seconds of a step are then printed next to those of `asynchrony_model.py`.
+`tail`: one response of 64 is ten times longer than the others, and a decoding step takes 20 ms. Goal: with partial
+rollouts, steps at least 1.6 times as fast as synchronous ones, and within 10% of what a virtual clock predicts
+(`asynchrony_model.py`, with the seconds that the synchronous run has measured).
+`task`: the built-in task, whose responses are as long as the model makes them. Goal: a final exact match within 0.03 of
+the synchronous run's, as means over the seeds.
+
+Runs take turns: with each seed, `synchronous`, `ahead` (a batch ahead) and `partial` (`asynchrony.partial_rollouts`, up
+to 4 versions old). Appends one line per run to benchmarks/results/asynchrony.jsonl and skips those that have one with
+the same settings, so it can be stopped at any time; `--minutes` starts no run after that time. Ends with a table of all
+lines, and with status 1 if a goal is not reached.
 """
 
 import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-
-from benchmarks.asynchrony_model import mean_seconds, simulated
-from hybridflow.dataflows.groups import GroupQueue
-
-REWARD = """
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import mean
 
-def right(completions, answer, **columns):
-    time.sleep({seconds})
-    return [float(text == wanted) for text, wanted in zip(completions, answer)]
-"""
+from benchmarks.asynchrony_model import simulated
+from benchmarks.record import HERE, environment
+from hybridflow.dataflows.groups import GroupQueue
+from hybridflow.observability.trackers.jsonl import METRICS_FILE
+
+RESULTS = HERE / "results" / "asynchrony.jsonl"
+LEAST_SPEED_UP, MOST_MODEL_ERROR, MOST_SCORE_LOST = 1.6, 0.10, 0.03
+WARM_UP = 3
+"""Steps that are not counted: the first ones load code, and a run that goes ahead generates two batches in one."""
+
+SHORT, TAIL, SHARE, GROUPS, SAMPLES = 12, 10, 1 / 64, 8, 8
+"""With a tail: tokens of most responses, how many times longer the others are, the share of these, and the groups and
+samples of a step."""
+
 ENGINE = """
 import time
 
@@ -44,125 +55,232 @@ class Tailed(TransformersEngine):
 
     def _start(self, requests):
         for request in requests:
-            request.max_response_tokens = tokens_of_row(*request.name, tail={tail})
+            request.max_response_tokens = tokens_of_row(SEED, *request.name)
         super()._start(requests)
 
     def _step(self):
         began = time.monotonic()
         finished = super()._step()
-        time.sleep(max(0.0, {seconds} - (time.monotonic() - began)))
+        time.sleep(max(0.0, 0.02 - (time.monotonic() - began)))
         return finished
 """
-POOLS = "placement={pools: {train: {devices: 1}, generate: {devices: 1}}, roles: {rollout: generate, reward: generate}}"
-WARM_UP = 3
-"""Steps that are not counted: the first ones load code, and a run that goes ahead generates two batches in one."""
-
-SHORT, SHARE, GROUPS, SAMPLES = 12, 1 / 64, 8, 8
-"""With a tail: tokens of most responses, the share of the others, and the groups and samples of a step."""
-
+COMMON = (
+    "trainer={backend: ray, devices: 2, threads: 1, save_every: 0, samples_every: 0, trackers: [jsonl]}",
+    "placement={pools: {train: {devices: 1}, generate: {devices: 1}}, roles: {rollout: generate, reward: generate}}",
+)
+ACCURACY = "val-core/calculator/acc/mean@1"
+POOLS = ("train", "generate")
+TIMES = ("timing_s/step", "timing_s/gen", *(f"perf/idle_fraction/{pool}" for pool in POOLS))
+SYNCHRONOUS, PARTIAL = "synchronous", "partial"
 MODES: Mapping[str, Sequence[str]] = {
-    "synchronous": [],
+    SYNCHRONOUS: [],
     "ahead": ["asynchrony.max_staleness=1"],
-    "partial": ["asynchrony={max_staleness: 4, ahead: 2, partial_rollouts: true}"],
+    PARTIAL: ["asynchrony={max_staleness: 4, ahead: 2, partial_rollouts: true}"],
+}
+DEPTHS = {SYNCHRONOUS: (0, 0), PARTIAL: (2, 4)}
+"""Batches ahead and the largest staleness of the modes that the virtual clock can simulate."""
+
+
+def tokens_of_row(seed: int, uid: int, sample: int) -> int:
+    """The length of a response, with a tail."""
+    return SHORT * (TAIL if random.Random(f"{seed}/{uid}/{sample}").random() < SHARE else 1)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run that is repeated in all modes; `longest` has the tokens of its longest response, by seed and uid."""
+
+    steps: int
+    words: Sequence[str]
+    groups: int
+    longest: Callable[[int, int], int]
+
+
+EXPERIMENTS = {
+    "tail": Experiment(
+        20,
+        [
+            f"data={{batch_size: {GROUPS}, max_response_tokens: {SHORT * TAIL}}}",
+            f"rollout={{engine: FOLDER/tailed.py:Tailed, samples_per_prompt: {SAMPLES}}}",
+            "actor.minibatch_size=8",
+            "trainer.eval_every=0",
+        ],
+        GROUPS,
+        lambda seed, uid: max(tokens_of_row(seed, uid, sample) for sample in range(SAMPLES)),
+    ),
+    "task": Experiment(60, ["actor.optimizer.learning_rate=1e-4", "trainer.eval_every=60"], 128, lambda *_: 8),
 }
 
 
-def tokens_of_row(uid: int, sample: int, *, tail: int) -> int:
-    """The length of a response."""
-    return SHORT * (tail if random.Random(f"{uid}/{sample}").random() < SHARE else 1)
+@dataclass(frozen=True)
+class Clock:
+    """Mean seconds of a step and the idle fraction of each pool."""
+
+    seconds: float
+    idle: Mapping[str, float]
 
 
-def main() -> None:
-    """Measures, and prints one JSON line."""
+@dataclass(frozen=True)
+class Line:
+    """A run that ended well."""
+
+    experiment: str
+    mode: str
+    seed: int
+    words: Sequence[str]
+    times: Mapping[str, Sequence[float]]
+    """For each metric of `TIMES`, its values in the steps after the first ones."""
+
+    score: float | None
+    """Exact match on the held-out sums at the end."""
+
+    load: Sequence[float] = field(default_factory=list)
+    """The load averages of the machine after it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what has no line yet, and shows the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", default="grpo")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--reward-seconds", type=float, default=0.0)
-    parser.add_argument("--tail", type=int, default=0)
-    parser.add_argument("--token-seconds", type=float, default=0.02)
-    arguments = parser.parse_args()
-    rows: dict[str, list[dict[str, float]]] = {mode: [] for mode in MODES}
-    with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(arguments.repeats):
-            for mode in [*MODES] if repeat % 2 == 0 else [*MODES][::-1]:
-                rows[mode] += run(arguments, Path(folder) / f"{repeat}_{mode}", mode)
-    seconds = {mode: median(found, "timing_s/step") for mode, found in rows.items()}
-    pools = ("train", "generate")
-    idle = {
-        mode: {pool: round(median(found, f"perf/idle_fraction/{pool}"), 3) for pool in pools}
-        for mode, found in rows.items()
-    }
-    result = {**vars(arguments), "seconds": rounded(seconds), "speed_up": speed_ups(seconds), "idle_fraction": idle}
-    if arguments.tail:
-        means = {mode: statistics.mean(row["timing_s/step"] for row in found) for mode, found in rows.items()}
-        model = predicted(arguments, rows["synchronous"])
-        result |= {"mean_seconds": rounded(means), "mean_speed_up": speed_ups(means)}
-        result |= {"model_seconds": rounded(model), "model_speed_up": speed_ups(model)}
-    print(json.dumps(result))
+    parser.add_argument("--experiments", default=",".join(EXPERIMENTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=600.0, help="start no run after so many minutes")
+    options = parser.parse_args(argv)
+    deadline = time.monotonic() + 60 * options.minutes
+    for seed in range(options.seeds):
+        for name in options.experiments.split(","):
+            for mode in [*MODES] if seed % 2 == 0 else [*MODES][::-1]:
+                if (name, mode, seed) not in lines() and time.monotonic() < deadline:
+                    append(run(name, mode, seed))
+    found = lines()
+    for text in table(found):
+        sys.stdout.write(text + "\n")
+    return 0 if all(is_reached for name in EXPERIMENTS for _, is_reached in goals(name, found)) else 1
 
 
-def run(arguments: argparse.Namespace, folder: Path, mode: str) -> list[dict[str, float]]:
-    """The rows of a run's steps after the first ones."""
-    folder.mkdir()
-    (folder / "judge.py").write_text(REWARD.format(seconds=arguments.reward_seconds))
-    words = [
-        "trainer={backend: ray, devices: 2, eval_every: 0, save_every: 0, threads: 1}",
-        "data.batch_size=32",
-        f"trainer.total_steps={arguments.steps}",
-        f"trainer={{run_dir: {folder}/run, trackers: [jsonl]}}",
-        f"reward.functions=[{folder}/judge.py:right]",
-        POOLS,
-        *MODES[mode],
-    ]
-    if arguments.tail:
-        text = ENGINE.format(tail=arguments.tail, seconds=arguments.token_seconds)
-        (folder / "tailed.py").write_text(text)
-        words += [
-            f"data={{batch_size: {GROUPS}, max_response_tokens: {SHORT * arguments.tail}}}",
-            f"rollout={{engine: {folder}/tailed.py:Tailed, samples_per_prompt: {SAMPLES}}}",
-            "actor.minibatch_size=8",
-        ]
-    command = [sys.executable, "-m", "hybridflow.cli.main", arguments.algorithm, *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ})
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in rows if row["step"] > WARM_UP]
+def words_of(name: str, mode: str, seed: int) -> list[str]:
+    """The settings of a run; FOLDER stands for its folder."""
+    experiment = EXPERIMENTS[name]
+    own = [f"trainer={{seed: {seed}, total_steps: {experiment.steps}}}"]
+    return [*COMMON, *experiment.words, *own, *MODES[mode]]
 
 
-def predicted(arguments: argparse.Namespace, synchronous: list[dict[str, float]]) -> dict[str, float]:
-    """Mean seconds of a step on the virtual clock, with the seconds that the synchronous run has measured."""
+def run(name: str, mode: str, seed: int) -> Line:
+    """One run of the real command, in a process of its own."""
+    words = words_of(name, mode, seed)
+    with tempfile.TemporaryDirectory(prefix="asynchrony-") as folder:
+        Path(folder, "tailed.py").write_text(ENGINE.replace("SEED", str(seed)))
+        settings = [word.replace("FOLDER", folder) for word in (*words, "trainer.run_dir=FOLDER/run")]
+        command = [sys.executable, "-m", "hybridflow", "grpo", *settings]
+        ended = subprocess.run(command, env=environment(), cwd=HERE.parent, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise SystemExit(f"{name} {mode} seed {seed} ended with status {ended.returncode}:\n{ended.stderr[-3000:]}")
+        rows = [json.loads(text) for text in Path(folder, "run", METRICS_FILE).read_text().splitlines()]
+    counted = [row for row in rows if row["step"] > WARM_UP]
+    times = {metric: [round(row[metric], 4) for row in counted] for metric in TIMES}
+    return Line(name, mode, seed, words, times, rows[-1].get(ACCURACY), os.getloadavg())
 
-    def longest(uid: int) -> int:
-        return max(tokens_of_row(uid, sample, tail=arguments.tail) for sample in range(SAMPLES))
 
-    steps = [int(row["step"]) - 1 for row in synchronous]
-    decoded = [max(longest(uid) for uid in range(GROUPS * step, GROUPS * (step + 1))) for step in steps]
-    generation = sum(row["timing_s/gen"] for row in synchronous)
-    token = generation / sum(decoded)
-    learn = statistics.mean(row["timing_s/step"] - row["timing_s/gen"] for row in synchronous)
-    alone, ahead = (GroupQueue(GROUPS, depth, oldest, arguments.steps) for depth, oldest in ((0, 0), (2, 4)))
-    steps_alone = simulated(longest, alone, overlaps=False, token_seconds=token, learn_seconds=learn)
-    steps_ahead = simulated(longest, ahead, token_seconds=token, learn_seconds=learn)
+def append(line: Line) -> None:
+    """Adds a line to the results, and says so."""
+    with RESULTS.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(line)) + "\n")
+    step = mean(line.times["timing_s/step"])
+    sys.stderr.write(f"{line.experiment} {line.mode} seed {line.seed}: {step:.2f} s per step, score {line.score}\n")
+
+
+def lines() -> dict[tuple[str, str, int], Line]:
+    """The lines of the results with the current settings."""
+    texts = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    found = [Line(**json.loads(text)) for text in texts]
     return {
-        "synchronous": mean_seconds(steps_alone, skipped=WARM_UP),
-        "partial": mean_seconds(steps_ahead, skipped=WARM_UP),
+        (line.experiment, line.mode, line.seed): line
+        for line in found
+        if line.experiment in EXPERIMENTS and line.words == words_of(line.experiment, line.mode, line.seed)
     }
 
 
-def speed_ups(seconds: Mapping[str, float]) -> dict[str, float]:
-    """The quotients of the synchronous run's seconds and the others'."""
-    return rounded({mode: seconds["synchronous"] / own for mode, own in seconds.items() if mode != "synchronous"})
+def predicted(line: Line, mode: str) -> Clock:
+    """A mode on the virtual clock, with the seconds that the synchronous run of `line` has measured."""
+    experiment, step, generation = EXPERIMENTS[line.experiment], line.times["timing_s/step"], line.times["timing_s/gen"]
+    groups, steps = experiment.groups, experiment.steps
+    longest = partial(experiment.longest, line.seed)
+    decoded = [max(longest(uid) for uid in range(groups * i, groups * (i + 1))) for i in range(WARM_UP, steps)]
+    learn, token = mean(step) - mean(generation), sum(generation) / sum(decoded)
+    if mode in DEPTHS:
+        queue = GroupQueue(groups, *DEPTHS[mode], steps)
+        overlaps = mode != SYNCHRONOUS
+        found = simulated(longest, queue, overlaps=overlaps, token_seconds=token, learn_seconds=learn)[WARM_UP:]
+        seconds, generating = (
+            mean(values) for values in zip(*((s.seconds, s.rollout_seconds) for s in found), strict=True)
+        )
+    else:  # a step learns while the next batch is generated
+        seconds = mean(max(token * tokens, learn) for tokens in decoded[1:])
+        generating = mean(token * tokens for tokens in decoded[1:])
+    return Clock(seconds, {"train": 1.0 - learn / seconds, "generate": 1.0 - generating / seconds})
 
 
-def rounded(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Three decimals."""
-    return {name: round(number, 3) for name, number in numbers.items()}
+def speed_ups(name: str, mode: str, found: Mapping[tuple[str, str, int], Line]) -> list[tuple[float, float]]:
+    """By seed: how many times as fast as the synchronous steps those of a mode are, and what is predicted."""
+    pairs = []
+    for experiment, each, seed in found:
+        alone = found.get((name, SYNCHRONOUS, seed))
+        if (experiment, each) == (name, mode) and alone is not None:
+            seconds = mean(alone.times["timing_s/step"])
+            own = mean(found[name, mode, seed].times["timing_s/step"])
+            pairs.append((seconds / own, predicted(alone, SYNCHRONOUS).seconds / predicted(alone, mode).seconds))
+    return pairs
 
 
-def median(rows: list[dict[str, float]], name: str) -> float:
-    """The median of a metric."""
-    return statistics.median(row[name] for row in rows)
+def goals(name: str, found: Mapping[tuple[str, str, int], Line]) -> Iterator[tuple[str, bool]]:
+    """What an experiment has to show, and whether its lines do."""
+    if name == "tail" and (pairs := speed_ups(name, PARTIAL, found)):
+        speed_up, model = (mean(values) for values in zip(*pairs, strict=True))
+        yield f"{speed_up:.2f} times as fast (goal: {LEAST_SPEED_UP:g})", speed_up >= LEAST_SPEED_UP
+        error = abs(speed_up / model - 1.0)
+        yield f"predicted {model:.2f}, {error:.0%} off (goal: {MOST_MODEL_ERROR:.0%})", error <= MOST_MODEL_ERROR
+    scores = {mode: scores_of(name, mode, found) for mode in MODES}
+    for mode in MODES:
+        if mode != SYNCHRONOUS and scores[mode] and scores[SYNCHRONOUS]:
+            lost = mean(scores[SYNCHRONOUS]) - mean(scores[mode])
+            yield f"{mode}: exact match {-lost:+.3f} (goal: above -{MOST_SCORE_LOST:g})", lost <= MOST_SCORE_LOST
+
+
+def scores_of(name: str, mode: str, found: Mapping[tuple[str, str, int], Line]) -> list[float]:
+    """The final scores of an experiment's runs in a mode."""
+    own = [line for (experiment, each, _), line in found.items() if (experiment, each) == (name, mode)]
+    return [line.score for line in own if line.score is not None]
+
+
+def table(found: Mapping[tuple[str, str, int], Line]) -> Iterator[str]:
+    """Means over the seeds of each experiment and mode, next to those of the virtual clock, and the goals."""
+    yield (
+        f"{'':19}{'seeds':>6}{'s/step':>8}{'model':>7}{'times as fast':>15}{'range':>13}{'model':>7}"
+        f"{'train idle':>12}{'model':>7}{'generate idle':>15}{'model':>7}{'exact match':>13}"
+    )
+    for name in EXPERIMENTS:
+        for mode in MODES:
+            own = [line for (experiment, each, _), line in found.items() if (experiment, each) == (name, mode)]
+            alone = [found[name, SYNCHRONOUS, line.seed] for line in own if (name, SYNCHRONOUS, line.seed) in found]
+            if own and len(own) == len(alone):
+                yield f"{name:6}{mode:13}{_row(name, own, [predicted(line, mode) for line in alone], found)}"
+        for text, is_reached in goals(name, found):
+            yield f"      {'reached' if is_reached else 'NOT REACHED'}: {text}"
+
+
+def _row(name: str, own: Sequence[Line], clocks: Sequence[Clock], found: Mapping[tuple[str, str, int], Line]) -> str:
+    mode = own[0].mode
+    measured, model = zip(*speed_ups(name, mode, found), strict=True)
+
+    def of(metric: str) -> float:
+        return mean(mean(line.times[metric]) for line in own)
+
+    text = f"{len(own):6}{of('timing_s/step'):8.2f}{mean(clock.seconds for clock in clocks):7.2f}{mean(measured):15.2f}"
+    text += f"{f'{min(measured):.2f}-{max(measured):.2f}':>13}{mean(model):7.2f}"
+    for pool, width in zip(POOLS, (12, 15), strict=True):
+        text += f"{of(f'perf/idle_fraction/{pool}'):{width}.0%}{mean(clock.idle[pool] for clock in clocks):7.0%}"
+    scores = scores_of(name, mode, found)
+    return text + (f"{mean(scores):13.3f}" if scores else f"{'-':>13}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

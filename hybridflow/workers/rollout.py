@@ -116,9 +116,9 @@ class ResponseGenerator:
         with self._context.interruptible() if is_alone else nullcontext():
             sampling = setup.rollout.sampling_for(purpose)
             if self._player is not None:
-                may_continue = setup.environment.max_turns > 1
+                may_continue, is_evaluation = setup.environment.max_turns > 1, purpose == "eval"
                 sampler = EpisodeSampler(self.engine, sampling, seed, may_continue)
-                return self._player.play(prompts, sampler, seed=seed)
+                return self._player.play(prompts, sampler, seed=seed, is_evaluation=is_evaluation)
             return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
 
     def close(self) -> None:

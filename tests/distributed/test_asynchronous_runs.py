@@ -1,10 +1,11 @@
-"""Asynchronous runs of the built-in task learn it."""
+"""Asynchronous runs of the built-in task learn it, and without staleness they are the synchronous run."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.runs import metric_rows, run_here
+import hybridflow
+from tests.distributed.runs import metric_rows, reproducible, run_here
 
 ACCURACY = "val-core/calculator/acc/mean@1"
 
@@ -20,3 +21,28 @@ def test_exact_match_rises_on_older_samples(tmp_path: Path, staleness: int):
     rows = metric_rows(tmp_path / "run")
     assert rows[0][ACCURACY] + 0.05 < rows[-1][ACCURACY]  # 0.44 to 0.63 and 0.59
     assert max(row.get("async/staleness/max", 0.0) for row in rows) == staleness
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_t1_with_vllm_and_without_staleness_a_run_takes_the_steps_that_are_called_by_hand(tmp_path: Path, algorithm):
+    settings = {
+        "rollout.engine": "vllm",
+        "asynchrony.max_staleness": 0,
+        "data.batch_size": 8,
+        "actor.minibatch_size": 4,
+        "critic.minibatch_size": 4,
+        "trainer": {"total_steps": 20, "eval_every": 0, "save_every": 20, "samples_every": 0, "threads": 1},
+    }
+    if algorithm == "grpo":
+        del settings["critic.minibatch_size"]
+    hybridflow.run(algorithm, settings | {"trainer.run_dir": str(tmp_path / "run")})
+    with hybridflow.assemble(algorithm, settings | {"trainer.run_dir": str(tmp_path / "hand")}) as system:
+        for prompts in system.prompts:
+            system.log(system.dataflow.step(prompts))
+        assert system.save() is not None
+    found, expected = (reproducible(metric_rows(tmp_path / name)) for name in ("run", "hand"))
+    assert found == expected and len(found) == 20
+    weights = [sorted((tmp_path / name / "checkpoints" / "step_20").rglob("*.safetensors")) for name in ("run", "hand")]
+    assert [path.name for path in weights[0]] == [path.name for path in weights[1]] and weights[0]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*weights, strict=True))

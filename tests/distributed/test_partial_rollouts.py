@@ -1,65 +1,158 @@
 """Partial rollouts through the real command: interrupted by a publication on Ray, and repeated from their schedule."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hybridflow.controller import Backend
 from hybridflow.dataflows.schedule import recorded_steps
-from tests.distributed.runs import assert_refused, reproducible, rows_of_run, run_here, small_run
+from tests.distributed.runs import (
+    assert_refused,
+    metric_rows,
+    reproducible,
+    rows_of_run,
+    run_here,
+    sample_rows,
+    small_run,
+)
 
 ENGINE = """
 import time
 
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 
-class Tailed(TransformersEngine):
-    '''Every eighth prompt has long responses, and no step is faster than a few milliseconds.'''
+class Slow(TransformersEngine):
+    '''No step is faster than a few milliseconds.'''
 
     def __init__(self, setup):
-        mesh = setup.ranks.mesh
-        super().__init__(setup.load_model(), max_sequences=64, eos_token_ids=(), tokenizer=setup.tokenizer, mesh=mesh)
+        ends, mesh = setup.eos_token_ids, setup.ranks.mesh
+        super().__init__(setup.load_model(), max_sequences=64, eos_token_ids=ends, tokenizer=setup.tokenizer, mesh=mesh)
+
+    def _step(self):
+        time.sleep(0.01)
+        return super()._step()
+
+class Tailed(Slow):
+    '''Every eighth prompt has long responses.'''
 
     def _start(self, requests):
         for request in requests:
             request.max_response_tokens = 60 if request.name[0] % 8 == 3 else 4
         super()._start(requests)
-
-    def _step(self):
-        time.sleep(0.01)
-        return super()._step()
 """
-POOLS = "placement={pools: {train: {devices: 1}, generate: {devices: 1}}, roles: {rollout: generate, reward: train}}"
+STEPS, GROUPS = 5, 8
+VLLM = pytest.mark.vllm
+LAYOUTS = {
+    "one replica": (["Tailed"], 1),
+    "two replicas": (["Tailed"], 2),
+    "vllm": (["vllm"], 1),
+    "two replicas of vllm": (["vllm"], 2),
+    "vllm on two ranks": (["vllm", "rollout.parallelism.tensor=2"], 2),
+}
+"""The rollout engine and further settings, and the devices of the rollout's pool."""
+
+CASES = [
+    "one replica",
+    "two replicas",
+    pytest.param("vllm", marks=VLLM),
+    pytest.param("two replicas of vllm", marks=[VLLM, pytest.mark.slow]),  # each process imports vLLM
+    pytest.param("vllm on two ranks", marks=[VLLM, pytest.mark.slow]),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Path]:
+    """A function: a name, a layout and further settings -> the directory of the run."""
+    (tmp_path / "own.py").write_text(ENGINE)
+
+    def directory(name: str, layout: str, *words: str) -> Path:
+        (engine, *more), devices = LAYOUTS[layout]
+        engine = engine if engine == "vllm" else f"{tmp_path}/own.py:{engine}"
+        pools = f"pools: {{train: {{devices: 1}}, generate: {{devices: {devices}}}}}"
+        settings = [
+            *settings_of(tmp_path),
+            f"rollout.engine={engine}",
+            f"trainer={{backend: ray, devices: {1 + devices}}}",
+            f"placement={{{pools}, roles: {{rollout: generate, reward: train}}}}",
+            *more,
+            *words,
+        ]
+        rows_of_run(tmp_path / name, settings)
+        return tmp_path / name
+
+    return directory
 
 
 def settings_of(folder: Path) -> list[str]:
-    (folder / "tailed.py").write_text(ENGINE)
     return [
         *small_run(folder),
         "algorithm=grpo",
         "asynchrony={max_staleness: 2, partial_rollouts: true}",
-        f"rollout.engine={folder}/tailed.py:Tailed",
         "data.max_response_tokens=60",
-        "trainer={save_every: 0, eval_every: 0}",
+        "rollout.sampling.ignore_eos=true",
+        f"trainer={{total_steps: {STEPS}, save_every: 0, eval_every: 0}}",
     ]
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("layout", CASES)
 def test_a_rollout_in_its_own_pool_is_interrupted_by_new_weights_and_replays_bit_for_bit(
-    tmp_path: Path, ray_backend: Backend
+    run: Callable[..., Path], ray_backend: Backend, layout: str
 ):
-    settings = [*settings_of(tmp_path), "trainer={backend: ray, devices: 2, total_steps: 5}", POOLS]
-    first = rows_of_run(tmp_path / "first", settings)
-    recorded = recorded_steps(tmp_path / "first")
-    decoded = [steps for step in recorded for [steps] in step.yielded]
-    assert len(decoded) == 4 and max(decoded) > 0  # it generates while a step learns
-    assert max(row["async/versions_per_response"] for row in first if row["step"]) > 1.0
-    assert max(row["async/staleness/max"] for row in first if row["step"]) <= 2.0
-    assert sorted(uid for step in recorded for uid in step.trained) == list(range(5 * 8))
-    again = rows_of_run(tmp_path / "again", [*settings, f"asynchrony.replay={tmp_path}/first"])
-    assert reproducible(again) == reproducible(first)
-    assert recorded_steps(tmp_path / "again") == recorded
+    first = run("first", layout)
+    recorded, rows = recorded_steps(first), [row for row in metric_rows(first) if row["step"]]
+    decoded = [steps for step in recorded for steps in step.yielded]
+    replicas = LAYOUTS[layout][1] // (2 if "ranks" in layout else 1)
+    assert len(decoded) == STEPS - 1 and {len(steps) for steps in decoded} == {replicas}
+    assert all(max(own) > 0 for own in zip(*decoded, strict=True))  # each replica generates while a step learns
+    assert max(row["async/versions_per_response"] for row in rows) > 1.0
+    assert max(row["async/staleness/max"] for row in rows) <= 2.0
+    assert sorted(uid for step in recorded for uid in step.trained) == list(range(STEPS * GROUPS))
+    again = run("again", layout, f"asynchrony.replay={first}")
+    assert reproducible(metric_rows(again)) == reproducible(metric_rows(first))
+    assert recorded_steps(again) == recorded
+
+
+def responses(run_dir: Path) -> dict[int, list[list[int]]]:
+    """The token ids of all samples that were trained on, by prompt."""
+    found: dict[int, list[list[int]]] = {}
+    for sample in sample_rows(run_dir):
+        if sample["split"] == "train" and not sample.get("is_last"):
+            found.setdefault(sample["uid"], []).append(sample["response_ids"])
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("layout", CASES)
+def test_weights_that_do_not_change_give_the_tokens_of_the_synchronous_run(
+    run: Callable[..., Path], ray_backend: Backend, tmp_path: Path, layout: str
+):
+    """Whatever engine and replica a row is on, wherever it is interrupted, and whichever rows it runs with."""
+    unchanged = ["actor.optimizer.learning_rate=0", f"trainer.sample_rows={2 * GROUPS}"]
+    unchanged += ["trainer={samples_every: 1, sample_token_ids: true}"]
+    alone = [*settings_of(tmp_path), *unchanged, "asynchrony={max_staleness: 0, partial_rollouts: false}"]
+    rows_of_run(tmp_path / "alone", alone)
+    words = [] if "vllm" in layout else [f"rollout.engine={tmp_path}/own.py:Slow"]
+    partial = run("partial", layout, *unchanged, *words)
+    assert max(row["async/versions_per_response"] for row in metric_rows(partial) if row["step"]) > 1.0
+    found, expected = responses(partial), responses(tmp_path / "alone")
+    assert sorted(found) == sorted(expected) == list(range(STEPS * GROUPS))
+    assert [len(samples) for samples in found.values()] == [2] * STEPS * GROUPS
+    # Rows that run together are rounded together; in 4,800 draws, rounding may choose between two tokens once.
+    assert sum(found[uid] != expected[uid] for uid in found) <= 1
+
+
+@pytest.mark.ray
+def test_two_replicas_in_the_actors_processes_give_the_same_run_twice(tmp_path: Path, ray_backend: Backend):
+    (tmp_path / "own.py").write_text(ENGINE)
+    words = ["trainer={backend: ray, devices: 2, total_steps: 4}", f"rollout.engine={tmp_path}/own.py:Tailed"]
+    found = [rows_of_run(tmp_path / name, [*settings_of(tmp_path), *words]) for name in ("first", "again")]
+    assert reproducible(found[0]) == reproducible(found[1])
+    assert max(row["async/versions_per_response"] for row in found[0] if row["step"]) > 1.0
+    trained = [uid for step in recorded_steps(tmp_path / "first") for uid in step.trained]
+    assert sorted(trained) == list(range(4 * GROUPS))
 
 
 def test_a_schedule_that_cannot_be_repeated_is_refused(tmp_path: Path):
@@ -68,4 +161,4 @@ def test_a_schedule_that_cannot_be_repeated_is_refused(tmp_path: Path):
     (tmp_path / "first").mkdir()
     line = {"step": 1, "yielded": [], "trained": [0]}
     (tmp_path / "first" / "schedule.jsonl").write_text(json.dumps(line) + "\n")
-    assert_refused(run_here(settings), "has 1 steps, and this run trainer.total_steps=4", "trainer.total_steps=1")
+    assert_refused(run_here(settings), "has 1 steps, and this run trainer.total_steps=5", "trainer.total_steps=1")

@@ -52,6 +52,14 @@ def rewards_to_go(rewards: Rows, mask: Rows, gamma: float) -> Rows:
     return gae(rewards, [[0.0] * len(row) for row in mask], mask, gamma, 1.0)[0]
 
 
+def returns_of_replies(rewards: list[float], gamma: float) -> list[float]:
+    """The discounted sum of the rewards from each reply of an episode on."""
+    return [
+        math.fsum(gamma ** (later - reply) * rewards[later] for later in range(reply, len(rewards)))
+        for reply in range(len(rewards))
+    ]
+
+
 def greedy_baseline(rewards: Rows, baselines: list[float], mask: Rows) -> Rows:
     """Rewards to come less the baseline of the row."""
     returns = rewards_to_go(rewards, mask, 1.0)

@@ -52,7 +52,7 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
             f"{settings.chosen}: the rewards of its episodes are not used.",
             remedy="Add 'environment' to reward.functions.",
         )
-    if settings.credit is Credit.turn and config.dataflow not in WITHOUT_TRAINING:
+    if settings.credit is not Credit.outcome and config.dataflow not in WITHOUT_TRAINING:
         yield from _credit_problems(config)
 
 
@@ -97,9 +97,17 @@ def _engine_problems(config: Experiment) -> Iterator[Problem]:
 
 
 def _credit_problems(config: Experiment) -> Iterator[Problem]:
-    if "rewards" not in estimator(config.algorithm).parameters:
+    algorithm, credit = config.algorithm, config.environment.credit
+    if "rewards" not in estimator(algorithm).parameters:
         yield ConfigError(
-            f"environment.credit=turn, but algorithm.advantage={config.algorithm.advantage} reads only the return of"
+            f"environment.credit={credit.value}, but algorithm.advantage={algorithm.advantage} reads only the return of"
             " an episode.",
-            remedy="Use environment.credit=outcome, or an estimator of rewards per token, such as gae or reinforce.",
+            remedy="Use environment.credit=outcome, or an estimator of rewards per token, such as gae or"
+            " reinforce_plus_plus.",
+        )
+    elif credit is Credit.return_to_go and algorithm.gamma < 1:
+        yield ConfigError(
+            f"environment.credit=return_to_go with algorithm.gamma={algorithm.gamma:g}: later rewards would be"
+            " discounted per token as well as per reply.",
+            remedy="Use algorithm.gamma=1 and discount with environment.turn_gamma, or use environment.credit=turn.",
         )

@@ -46,9 +46,9 @@ class Player:
     def __exit__(self, *_):
         self.player.close()
 
-    def play(self, prompts: Batch) -> Batch:
+    def play(self, prompts: Batch, *, is_evaluation: bool = False) -> Batch:
         """The episodes of the prompts."""
-        return prompts.join(self.player.play(prompts, self, seed=3))
+        return prompts.join(self.player.play(prompts, self, seed=3, is_evaluation=is_evaluation))
 
     def submit(self, rows: Batch, *, max_tokens: int) -> None:
         """Samples as the rollout does."""

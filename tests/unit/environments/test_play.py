@@ -6,13 +6,18 @@ import re
 import pytest
 import torch
 
+from hybridflow.config.algorithm import Algorithm
+from hybridflow.config.environment import Credit
 from hybridflow.config.rollout import Sampling
 from hybridflow.dataflows.evaluation import samples_of
 from hybridflow.engines.rollout.sampling import row_keys
 from hybridflow.environments.running import environment_seed
 from hybridflow.errors import EpisodeError
 from hybridflow.observability.samples import sample_of_row
+from hybridflow.workers.estimation import AdvantageEstimation
+from tests.oracles.advantages import returns_of_replies
 from tests.oracles.training import response_logprobs, rows_of
+from tests.unit.algorithms.examples import itself
 from tests.unit.environments.players import END, Player, prompts_of
 
 TEXTS = ["12+34=", "7+8=", "guess:", "say something: "]
@@ -124,6 +129,25 @@ def test_rewards_stand_at_the_last_token_of_each_reply(tokenizer):
             if one and (place + 1 == len(row["response_mask"]) or not row["response_mask"][place + 1])
         ]
         assert places == ends and row["turn_rewards"][places].tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5, 0.9])
+def test_each_token_of_a_reply_gets_the_discounted_return_of_the_reply(tokenizer, gamma):
+    credit = {"credit": Credit.return_to_go, "turn_gamma": gamma}
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, **credit) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS, samples=2))
+        evaluated = player.play(prompts_of(tokenizer, TEXTS, samples=2), is_evaluation=True)
+    expected = returns_of_replies([1.0, 2.0, 3.0], gamma)
+    assert found.object("episode_return") == pytest.approx([expected[0]] * len(found))
+    assert evaluated.object("episode_return") == [6.0] * len(found) and "token_scores" not in evaluated
+    scores = torch.tensor(found.object("episode_return"))
+    plain = Algorithm(advantage="reinforce_plus_plus", gamma=1.0, whiten_advantages=False)
+    advantages = AdvantageEstimation(plain, itself).estimate(found.with_columns(rows={"scores": scores}))
+    for row, values in zip(rows_of(found), advantages.tokens("advantages").rows(), strict=True):
+        later = row["turn_rewards"].flip(0).cumsum(0).flip(0)  # 6 in the first reply, 5 in the second, 3 in the third
+        of_reply = {6.0: expected[0], 5.0: expected[1], 3.0: expected[2]}
+        wanted = [of_reply[left] * one for left, one in zip(later.tolist(), row["response_mask"].tolist(), strict=True)]
+        assert values.tolist() == pytest.approx(wanted, abs=1e-5)  # float32: sums of three numbers below 10
 
 
 def test_an_episode_is_shown_turn_by_turn_with_the_reward_after_each_reply(tokenizer):

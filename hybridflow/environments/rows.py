@@ -157,11 +157,14 @@ def _episode_return(rewards: Sequence[float], num_replies: int, gamma: float) ->
 
 def _of_failed(own: Sequence[float | None], uids: list[int]) -> list[float]:
     """The return of each episode; a failed one (None) gets the mean of its group's, or 0 if all of them failed."""
-    returns = []
+    known: dict[int, list[float]] = {uid: [] for uid in uids}
     for uid, value in zip(uids, own, strict=True):
-        others = [other for group, other in zip(uids, own, strict=True) if group == uid and other is not None]
-        returns.append(math.fsum(others) / max(1, len(others)) if value is None else value)
-    return returns
+        if value is not None:
+            known[uid].append(value)
+    return [
+        math.fsum(known[uid]) / max(1, len(known[uid])) if value is None else value
+        for uid, value in zip(uids, own, strict=True)
+    ]
 
 
 def _first_prompt(result: EpisodeResult, prompts: Batch, index: int) -> object:

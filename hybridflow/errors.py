@@ -224,7 +224,8 @@ class WorkerError(HybridflowError):
 
 
 class WorkerHangs(WorkerError):
-    """A worker process that sends no heartbeat, although it has not ended as far as is known."""
+    """A worker process that hangs: it sends no heartbeat, no process of the run makes progress, or its call takes too
+    long."""
 
 
 class WorkerDied(WorkerError):

@@ -1,4 +1,4 @@
-"""The model and data of `builtin:games`: a Llama of about 0.3 M parameters that knows the rules of four games only.
+"""The model and data of `builtin:games`: a Llama of about 0.3 M parameters that has learned how to reply in four games.
 
 Question:  from how little can reinforcement learning teach a language model to play?
 Hardware:  2 CPU cores.

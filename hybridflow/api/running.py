@@ -14,7 +14,7 @@ from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import STRICT, Faults, HybridflowError, explained
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine
-from hybridflow.launch.execute import opened_run
+from hybridflow.launch.execute import execute, opened_run
 from hybridflow.launch.messages import say_finished
 from hybridflow.launch.opened_run import OpenedRun
 from hybridflow.launch.prepare import Prepared, begin_log, checked_plan, prepare_planned
@@ -24,29 +24,39 @@ from hybridflow.optional import check_builds
 
 
 def run_composed(composed: Composed, after_step: AfterStep) -> Result:
-    """Executes a run and returns its result. Raises what ended it: an error, or `KeyboardInterrupt` after Ctrl-C."""
-    with opened(composed, after_step) as (run, stop):
-        outcome = run.train()
-    if outcome.stopped is not None:
+    """Executes a run and returns its result; one that had done all of its steps starts nothing.
+
+    Raises what ended it: an error, or `KeyboardInterrupt` after Ctrl-C.
+    """
+    with _starting(composed) as (prepared, console, stop):
+        finished = execute(prepared, console, stop, after_step)
+        say_finished(finished, console)
+    if finished.outcome.stopped is not None:
         interrupt(stop)
-    return Result(run.run.checkpoints.run_dir)
+    return Result(finished.run_dir)
 
 
 @contextmanager
 def opened(composed: Composed, after_step: AfterStep) -> Iterator[tuple[OpenedRun, Stop]]:
     """Starts a composed run; closing it stops all processes and writes the report. Raises the error that ended it."""
+    with _starting(composed) as (prepared, console, stop):
+        with opened_run(prepared, console, stop, after_step) as run:
+            yield run, stop
+        assert run.finished is not None, "the run has no ending"
+        say_finished(run.finished, console)
+
+
+@contextmanager
+def _starting(composed: Composed) -> Iterator[tuple[Prepared, Console, Stop]]:
     check_builds()
     stop, console = Stop(), notebook_or_terminal()
     with stop.handled(), logging_restored(), logs_with(console):
         prepared = prepared_or_refused(composed)
         try:
-            with opened_run(prepared, console, stop, after_step) as run:
-                yield run, stop
+            yield prepared, console, stop
         except HybridflowError as error:
             shown = with_paths(error, prepared)
             raise shown from shown.__cause__
-        assert run.finished is not None, "the run has no ending"
-        say_finished(run.finished, console)
 
 
 def interrupt(stop: Stop) -> None:

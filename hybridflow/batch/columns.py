@@ -86,6 +86,9 @@ COLUMNS: dict[str, ColumnSpec] = {
         Kind.tokens, torch.float32, "the environment's reward after each reply, at its last token", "rollout.generate"
     ),
     "turns": ColumnSpec(Kind.row, torch.float32, "number of replies in the episode", "rollout.generate"),
+    "failed": ColumnSpec(
+        Kind.row, torch.bool, "whether the episode failed; its `response_mask` is then 0", "rollout.generate"
+    ),
     "fork_starts": ColumnSpec(
         Kind.tokens,
         torch.int64,

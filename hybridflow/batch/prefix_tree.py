@@ -1,4 +1,4 @@
-"""Sequences with common beginnings as a tree, in which each common beginning is there once."""
+"""Sequences with common prefixes as a tree, in which each common prefix is there once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,9 +34,9 @@ def without_sharing(sequences: Ragged) -> PrefixTree:
 
 
 class SortedSequences:
-    """Sequences in an order in which those with a common beginning are adjacent.
+    """Sequences in an order in which those with a common prefix are adjacent.
 
-    Tokens are compared as bytes, which is any order in which equal beginnings are equal.
+    They are sorted by their bytes: any order works in which sequences with the same prefix are adjacent.
     """
 
     def __init__(self, sequences: Ragged) -> None:
@@ -53,15 +53,17 @@ class SortedSequences:
         return int(differs.argmax()) if differs.any() else size
 
     def clusters(self, *, at_least: int) -> list[tuple[int, int]]:
-        """Ranges of the order whose sequences share `at_least` tokens with the one before; ranges of one as well."""
+        """Ranges of the order whose sequences share `at_least` tokens with the one before; a sequence that shares fewer
+        is a range of its own."""
         starts = [i for i, common in enumerate(self.common) if common < at_least]
         return list(pairwise([*starts, len(self.order)]))
 
 
 def prefix_tree(sequences: Ragged, *, at_least: int) -> PrefixTree:
-    """The tree of sequences of integers; beginnings, and what follows them, are shared from `at_least` tokens.
+    """The tree of sequences of integers.
 
-    Without common beginnings, the parts are the sequences in their order.
+    A common prefix becomes a part of its own if it has `at_least` tokens; so does a common continuation of it. Without
+    common prefixes, the parts are the sequences in their order.
     """
     ordered = SortedSequences(sequences)
     clusters = sorted(ordered.clusters(at_least=at_least), key=lambda span: min(ordered.order[slice(*span)]))
@@ -91,7 +93,7 @@ class _Growing:
         self._size = 0
 
     def grow(self, start: int, stop: int) -> None:
-        """Adds the sequences start..stop-1 of the order, which share a beginning."""
+        """Adds the sequences start..stop-1 of the order, which share a prefix."""
         waiting = [(start, stop, 0, -1)]
         while waiting:
             start, stop, depth, parent = waiting.pop()

@@ -25,7 +25,7 @@ collectives, a round trip of weights, and a run of two steps with each installed
 its own and a time limit. With RUN_DIR, says what happened to a run that was killed, failed, hangs or still runs, and
 how to resume it. The exit status is 1 if there is a problem."""
 _EXAMPLES = """examples:
-  hybridflow doctor                                 one or two minutes
+  hybridflow doctor                                 two to five minutes
   hybridflow doctor --quick                         without the runs
   RAY_ADDRESS=10.0.0.1:6379 hybridflow doctor       tries every node of this cluster
   hybridflow doctor --only ray gloo

@@ -68,6 +68,15 @@ def code_file(setting: str, *, key: str = "") -> Path | None:
     return None if file is None else user_path(file, key=key)
 
 
+def command_files(command: str) -> list[str]:
+    """The files among the words of a command; its program too if it has a directory."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return []
+    return [word for place, word in enumerate(words) if (place or "/" in word) and Path(word).is_file()]
+
+
 def model_directories(config: Experiment) -> Iterator[tuple[str, Path]]:
     """Yields each setting that names a local directory with a model or a tokenizer, and that directory."""
     for prefix, section in sections_of(config):
@@ -111,15 +120,9 @@ def _code(text: str, key: str) -> str:
 
 
 def _command(text: str, key: str) -> str:
-    """The files among the words of a command; its program too if it has a directory."""
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return text
-    changed = [
-        _existing(word, key) if (place or "/" in word) and Path(word).is_file() else word
-        for place, word in enumerate(words)
-    ]
+    files = command_files(text)
+    words = shlex.split(text) if files else []
+    changed = [_existing(word, key) if word in files else word for word in words]
     return text if changed == words else shlex.join(changed)
 
 

@@ -173,10 +173,11 @@ class Algorithm(Section):
     rollout correction, an estimator or token selection that reads it, KL in the reward), else the update's own forward
     pass, which gives the same numbers. KL in the reward uses the rollout's log-probabilities instead where they equal
     those of training up to float32 rounding: rollout.engine=transformers, actor.engine=single or fsdp,
-    model.dtype=float32, no LoRA, and sampling from all tokens (top_p=1, top_k=0). rollout: the rollout's, so that the
-    ratio itself corrects for a mismatch (two policies); the separate pass is made only where the two are compared, and
-    for KL in the reward with top_p or top_k. interpolate: for samples at least two versions old, between the rollout's
-    and the current policy's by the age of each token, without a separate pass (A-3PO); needs `correction.weights`."""
+    model.dtype=float32, no LoRA, and sampling from all tokens (top_p=1, top_k=0). In an asynchronous run without
+    importance weights, auto means rollout. rollout: the rollout's, so that the ratio itself corrects for a mismatch
+    (two policies); the separate pass is made only where the two are compared, and for KL in the reward with top_p or
+    top_k. interpolate: for samples at least two versions old, between the rollout's and the current policy's by the
+    age of each token, without a separate pass (A-3PO); needs `correction.weights`."""
 
     gamma: Annotated[float, FROM_0_TO_1] = 1.0
     """Discount factor."""

@@ -1,15 +1,17 @@
 """Settings of asynchronous training: how far generation runs ahead, and how old the samples of an update may be."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
 from hybridflow.config.ranges import AT_LEAST_0, AT_LEAST_1
 from hybridflow.config.section import Section
+from hybridflow.errors import ConfigError
 
 
 class WhenStale(Enum):
-    """The fate of a group that would become older than `asynchrony.max_staleness`."""
+    """How a group that would exceed `asynchrony.max_staleness` is handled."""
 
     wait = "wait"
     drop = "drop"
@@ -17,7 +19,7 @@ class WhenStale(Enum):
 
 
 class OnDeadline(Enum):
-    """The fate of a group whose deadline has passed."""
+    """How a group that misses its deadline is handled."""
 
     truncate = "truncate"
     replace = "replace"
@@ -32,8 +34,9 @@ class Asynchrony(Section):
     on it; time in the queue counts. 0: synchronous; each batch is generated with the weights that it trains."""
 
     ahead: Annotated[int, AT_LEAST_1] = 1
-    """Batches that are generated before the step that trains on them; at most `max_staleness` of them are. A larger
-    number only helps if generation times vary from batch to batch."""
+    """Number of batches that are generated before the step that trains on them, at most `max_staleness`. More than 1
+    only helps if generation times vary from batch to batch. Without partial_rollouts, samples are exactly `ahead`
+    versions old, so raise both numbers together."""
 
     partial_rollouts: bool = False
     """Groups (a prompt and its samples) that finish first are trained on first, and the others continue with the new
@@ -60,3 +63,16 @@ class Asynchrony(Section):
     def depth(self) -> int:
         """Batches that are generated ahead: a batch is asked for only when it can still be trained on."""
         return min(self.ahead, self.max_staleness)
+
+
+def asynchrony_errors(settings: Asynchrony) -> Iterator[ConfigError]:
+    """No batch can be generated further ahead than its samples may be old."""
+    ahead, staleness = settings.ahead, settings.max_staleness
+    if 0 < staleness < ahead:
+        yield ConfigError(
+            f"asynchrony.ahead={ahead} is above asynchrony.max_staleness={staleness}: a batch that is generated {ahead}"
+            f" steps ahead would be {ahead} versions old.",
+            remedy=f"Use asynchrony.ahead={staleness}, or asynchrony.max_staleness={ahead}.",
+            key="asynchrony.ahead",
+            among=["asynchrony.ahead", "asynchrony.max_staleness"],
+        )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
+from hybridflow.config.asynchrony import asynchrony_errors
 from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS, is_own
 from hybridflow.config.derived import is_evaluated, is_of_cpus, num_devices, pooled_devices
 from hybridflow.config.experiment import Experiment
@@ -45,6 +46,7 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
     )
     for rule in (_row_errors, _sampling_errors, _name_errors, _choice_errors, *across):
         faults.add(*rule(config))
+    faults.add(*asynchrony_errors(config.asynchrony))
 
 
 def elastic_errors(config: Experiment) -> Iterator[ConfigError]:

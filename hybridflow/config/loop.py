@@ -68,12 +68,13 @@ class Trainer(Section):
     FILE.yaml, or FILE.yaml:NAME; null: the known device that is most like them."""
 
     start_timeout_seconds: Annotated[float, ABOVE_0] = 600.0
-    """Maximum wait for the devices of a Ray cluster (used by other jobs, or still starting), and then for all ranks to
-    connect."""
+    """Maximum wait for the devices of a Ray cluster (used by other jobs, or still starting), for all ranks to connect,
+    for a process to load its model, and, after nodes were lost, for `elastic.min_devices`."""
 
     hang_timeout_seconds: Annotated[float, ABOVE_0] = 20.0
-    """Time after which a run on Ray hangs if none of its worker processes makes progress, or after which a stopped
-    process does. A process that sends no heartbeat, but is not known to be stopped, has 2.25 times as long."""
+    """Time without progress of any worker process after which a run on Ray is considered hung, and the longest time
+    without a heartbeat of a process that is known to be stopped. A process that sends none for another reason, such as
+    native code that holds the GIL, has 2.25 times as long."""
 
     call_timeout_seconds: Annotated[float, ABOVE_0] = 7200.0
     """Maximum duration of a call of a worker process, such as the generation or the update of a step. On Ray only."""
@@ -85,8 +86,8 @@ class Trainer(Section):
     """Policies by kind of fault."""
 
     spare_processes: Annotated[int | None, AT_LEAST_0] = None
-    """Most idle processes per node, which have imported everything and replace lost ones within seconds; null: as many
-    as a pool has processes there; 0: none. On Ray, for pools of CPUs."""
+    """Maximum number of idle processes per node that have imported everything and replace lost ones within seconds;
+    null: as many as a pool has processes there; 0: none. On Ray, for pools of CPUs."""
 
     elastic: Elastic = field(default_factory=Elastic)
     """When the run continues on other devices because nodes leave or join the cluster."""

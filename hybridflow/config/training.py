@@ -102,8 +102,8 @@ class Training(Section):
     """Maximum number of tokens per forward pass on each device. Lower it if memory runs out; results do not change."""
 
     share_prefixes: bool = True
-    """Compute a prefix that sequences of a microbatch have in common only once, such as the prompt of a group. Results
-    are the same up to rounding."""
+    """Compute a prefix that sequences of a microbatch have in common only once, such as the prompt of a group. It
+    counts once towards `microbatch_tokens`. Results are the same up to rounding."""
 
     epochs: Annotated[int, AT_LEAST_1] = 1
     """Number of passes over each batch."""

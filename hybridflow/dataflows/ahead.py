@@ -164,9 +164,9 @@ class Ahead:
         return not self.depth or self._step < self._alone_until
 
     def after_fault(self) -> None:
-        """The batches of the queue are lost, or may be: they must be collected again.
+        """Discards the collected batches, which a fault may have destroyed.
 
-        Each is collected in its own step, so that one that causes another fault is known.
+        Each is collected again in its own step, so that one that causes another fault is known.
         """
         for queued in self._queue:
             queued.batch = None

@@ -12,7 +12,7 @@ from hybridflow.data.conversations import Prompt
 from hybridflow.data.loader import Rows
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
-from hybridflow.observability.metrics import Metrics, mean, measured
+from hybridflow.observability.metrics import Measure, Metrics, mean, measured
 from hybridflow.observability.samples import Sample, Turn
 from hybridflow.rewards.answers import expected_answer
 
@@ -98,7 +98,10 @@ def evaluate_responses(
             shown = samples_of(answered.take(range(wanted)).fetch(), decode, split="eval", with_ids=with_ids)
             (samples.extend if isinstance(sample_rows, int) else sample_rows)(shown)
         for name in (name for name in answered.columns if name == "scores" or name.startswith("rewards/")):
-            scores.setdefault(name, []).append(answered.row(name))
+            column = answered.row(name)
+            if "failed" in answered.columns:
+                column = column.masked_fill(answered.row("failed"), math.nan)
+            scores.setdefault(name, []).append(column)
     if reward is None:
         return {}, samples
     return _scores(
@@ -116,11 +119,17 @@ def _scores(found: Mapping[str, Tensor], sources: Sequence[str], samples_per_pro
         for part in parts if len(parts) > 1 else []:
             metrics |= _part(f"val-aux/{source}/{part.removeprefix('rewards/')}", found[part][rows])
         name, samples = f"val-core/{source}/{what}", samples_per_prompt
-        metrics[f"{name}/mean@{samples}"] = mean(float(chosen.mean()), len(chosen))
+        metrics[f"{name}/mean@{samples}"] = _mean(chosen)
         if samples > 1:
-            best = chosen.view(-1, samples).amax(1)
-            metrics[f"{name}/pass@{samples}"] = mean(float(best.mean()), len(best))
+            best = chosen.nan_to_num(-math.inf).view(-1, samples).amax(1)
+            metrics[f"{name}/pass@{samples}"] = _mean(best.masked_fill(best.isinf(), math.nan))
     return metrics
+
+
+def _mean(scores: Tensor) -> Measure:
+    """The mean of scores without NaN, which failed episodes have; 0 if there are no others."""
+    scored = scores[~scores.isnan()]
+    return mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
 
 
 def _part(name: str, scores: Tensor) -> Metrics:

@@ -116,6 +116,11 @@ class GroupRollout:
             self.groups.setdefault(name[0], RunningGroup(0, set())).unfinished.add(name)
         return self._note(names, generated)
 
+    def forgotten(self) -> tuple[int, int]:
+        """The number of rows of the groups that were forgotten, and of their response tokens."""
+        held = self.groups.values()
+        return self.rows - sum(len(group.finished) for group in held), self.tokens - sum(g.tokens for g in held)
+
     def restart(self) -> None:
         """Nothing runs any more; what the rollout still has is dropped at the next call."""
         self.groups.clear()

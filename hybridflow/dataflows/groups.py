@@ -59,11 +59,11 @@ class GroupQueue:
     groups: dict[int, Group] = field(default_factory=dict)
 
     def add(self, uids: Iterable[int]) -> None:
-        """Groups that wait, after those that are in the queue."""
+        """Adds waiting groups at the end of the queue."""
         self.groups |= {uid: Group(uid) for uid in uids}
 
     def remove(self, groups: Iterable[Group]) -> None:
-        """Groups that are trained on or given up."""
+        """Removes groups that were trained on or discarded."""
         for group in groups:
             del self.groups[group.uid]
 
@@ -84,12 +84,12 @@ class GroupQueue:
         return began
 
     def finish(self, uid: int, oldest_version: int) -> None:
-        """The samples of a group have finished."""
+        """Marks a group as done; `oldest_version` is that of its oldest token."""
         group = self.groups[uid]
         group.state, group.version = State.done, oldest_version
 
     def restart(self) -> None:
-        """All groups wait: what was generated for them is lost."""
+        """Puts all groups back to waiting after their tokens were lost."""
         for group in self.groups.values():
             group.state = State.waiting
 

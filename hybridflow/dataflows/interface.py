@@ -142,7 +142,7 @@ class Dataflow(DescribesRoles):
         return batch_metrics(batch)
 
     def forget_observed(self) -> None:
-        """A step begins, which has observed nothing."""
+        """Clears the observed batches at the beginning of a step."""
         self.observed.clear()
         self.unused.clear()
 

@@ -11,9 +11,19 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import Metrics, last
 
-_TOTALS = ("tokens_generated", "tokens_consumed", "tokens_discarded", "groups_consumed", "groups_discarded")
 REASONS = ("stale", "deadline", "empty", "fault")
 """Why a group may be discarded before `learn` (`Ledger.discard`)."""
+
+_METRICS = {
+    "tokens_generated": "async/tokens/generated",
+    "tokens_consumed": "async/tokens/consumed",
+    "tokens_discarded": "async/tokens/discarded",
+    "groups_consumed": "async/groups/consumed",
+    "groups_discarded": "async/groups/discarded",
+    "groups_truncated": "async/groups/truncated",
+    **{f"rejected_{reason}": f"async/rejected/{reason}" for reason in REASONS},
+}
+"""The metric of each total."""
 
 
 @dataclass
@@ -23,10 +33,10 @@ class Ledger:
     totals: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.totals = dict.fromkeys(_TOTALS, 0) | self.totals
+        self.totals = dict.fromkeys(_METRICS, 0) | self.totals
 
     def discard(self, tokens: int, reason: str) -> None:
-        """Counts a group that is given up before it is trained on, for one of `REASONS`."""
+        """Counts a group that is discarded before it is trained on, for one of `REASONS`."""
         assert reason in REASONS, f"no reason: {reason}"
         for name, number in (("tokens_generated", tokens), ("tokens_discarded", tokens), ("groups_discarded", 1)):
             self.count(name, number)
@@ -34,7 +44,7 @@ class Ledger:
 
     def count(self, name: str, number: int = 1) -> None:
         """Adds to a total."""
-        self.totals[name] = self.totals.get(name, 0) + number
+        self.totals[name] += number
 
     def consume(self, collected: BatchRef, trained: Sequence[BatchRef], unused: Sequence[BatchRef]) -> None:
         """Counts the batch of a step, and what became of it.
@@ -68,8 +78,11 @@ class Ledger:
         return {f"async/staleness/{name}": last(value) for name, value in weighted(stale, tokens).items()}
 
     def metrics(self, states: Mapping[str, int]) -> Metrics:
-        """`async/groups/*` and `async/tokens/*`; `states` counts the groups of the queue by state."""
-        found = {f"async/{name.replace('_', '/')}": last(value) for name, value in self.totals.items()}
+        """`async/groups/*`, `async/rejected/*` and `async/tokens/*`.
+
+        `states` counts the groups of the queue by state.
+        """
+        found = {_METRICS[name]: last(value) for name, value in self.totals.items()}
         return found | {f"async/groups/{name}": last(states.get(name, 0)) for name in ("running", "done")}
 
 

@@ -6,6 +6,7 @@ generated again.
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from hybridflow.errors import ConfigError, HybridflowError
 SCHEDULE_FILE = "schedule.jsonl"
 
 _KEY = "asynchrony.replay"
+_RESUMED = b'{"resumed": true}'
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,15 @@ class Schedule:
         """Groups are generated again, so that the run cannot be repeated from here on."""
         self._yielded = []
         if self._path.is_file():
-            self._append({"resumed": True})
+            self._append(json.loads(_RESUMED))
 
     def _append(self, line: object) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with self._path.open("ab+") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                is_torn = file.read() != b"\n"  # the process was killed while it wrote the last line
+                file.write(b"\n" * is_torn)
+            file.write(json.dumps(line).encode() + b"\n")
 
 
 def recorded_steps(run_dir: Path) -> list[RecordedStep]:
@@ -82,11 +88,23 @@ def recorded_steps(run_dir: Path) -> list[RecordedStep]:
             remedy="Name the directory of a run with asynchrony.partial_rollouts=true.",
             key=_KEY,
         )
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if any("resumed" in line for line in lines):
+    *lines, _ = path.read_bytes().split(b"\n")  # what follows the last line break is empty, or a torn line
+    if any(line == _RESUMED for line in lines):
         raise ConfigError(
             f"{_KEY}={run_dir}: the run was resumed, or continued after a fault, and generated groups again.",
             remedy="Repeat a run that was not interrupted.",
             key=_KEY,
         )
-    return [RecordedStep(line["yielded"], line["trained"]) for line in lines]
+    return [_recorded(line, number, path) for number, line in enumerate(lines, start=1)]
+
+
+def _recorded(line: bytes, number: int, path: Path) -> RecordedStep:
+    try:
+        found = json.loads(line)
+        return RecordedStep(found["yielded"], found["trained"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{_KEY}={path.parent}: line {number} of {path.name} is not the record of a step.",
+            remedy="Repeat a run whose schedule is complete.",
+            key=_KEY,
+        ) from error

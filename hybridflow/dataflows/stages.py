@@ -28,6 +28,9 @@ _HELD_OUT = {"rewards/accuracies": "acc", "train/loss": "loss", "rewards/margins
 _COUNTED = "/episodes_with/"
 """Part of the names under which environments count episodes with a number."""
 
+_LIMITED = "environment/limited/"
+"""The beginning of the names under which they count episodes that ended at a limit."""
+
 
 def stage_name(role: str, method: str) -> str:
     """The stage of a call in `timing_s/<stage>`, as verl names it."""
@@ -46,7 +49,8 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     """Metrics of scores and lengths, from row columns on the driver."""
     prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
     scores, uids = batch.row("scores"), batch.row("uid")
-    metrics = summary("critic/score", scores.tolist())
+    counts = _has_score(batch)
+    metrics = summary("critic/score", scores[counts].tolist())
     metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
     if "turns" in batch.columns:
         metrics |= summary("num_turns", batch.row("turns").tolist()) | _information(batch)
@@ -55,7 +59,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
         metrics["frac_reward_zero_std"] = mean(float(fraction_without_spread(scores, uids)), len(uids))
     for name in batch.columns:
         if name.startswith("rewards/"):
-            column = batch.row(name)
+            column = batch.row(name)[counts]
             scored = column[~torch.isnan(column)]
             metrics[f"{name}/mean"] = mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
             if len(scored) < len(column):
@@ -66,15 +70,28 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     return metrics
 
 
+def _has_score(batch: BatchRef) -> torch.Tensor:
+    """Which rows [B] have a score of their own: all, except failed episodes, unless all episodes failed."""
+    if "failed" not in batch.columns or bool(batch.row("failed").all()):
+        return torch.ones(len(batch), dtype=torch.bool)
+    return ~batch.row("failed")
+
+
 def _information(batch: BatchRef) -> Metrics:
     """Metrics of environments: how often something happened, and what they returned.
 
-    `environment/info/<name>` is the mean over the episodes whose environment gave a number of this name.
+    `environment/info/<name>` is the mean over the episodes whose environment gave a number of this name, and
+    `environment/<limit>_fraction` the fraction of episodes that ended at a limit.
     """
     shards = batch.metrics_by_shard("environment/")
+    limited = {name: shards.pop(name) for name in list(shards) if name.startswith(_LIMITED)}
     sums = {name: sum(value for value, _ in parts) for name, parts in shards.items()}
     counts = {name.replace("episodes_with", "info", 1): value for name, value in sums.items() if _COUNTED in name}
     metrics = {name: total(value) for name, value in sums.items() if _COUNTED not in name and name not in counts}
+    for name, parts in limited.items():
+        episodes = sum(rows for _, rows in parts)
+        ended = sum(value for value, _ in parts)
+        metrics[f"environment/{name.removeprefix(_LIMITED)}_fraction"] = mean(ended / max(1, episodes), episodes)
     return metrics | {name: mean(sums[name] / count, count) for name, count in counts.items()}
 
 

@@ -17,12 +17,14 @@ from hybridflow.config.asynchrony import OnDeadline, WhenStale
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.ahead import PROMPTS
+from hybridflow.dataflows.discards import Discards
 from hybridflow.dataflows.group_rollout import GroupRollout
 from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups
 from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue
 from hybridflow.dataflows.groups import State as GroupState
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
+from hybridflow.dataflows.length_ratio import LengthRatio
 from hybridflow.dataflows.roles import PartialSampler, Sampler
 from hybridflow.dataflows.run import Loader, Run
 from hybridflow.dataflows.saved_batch import State, as_state, from_state
@@ -72,7 +74,7 @@ class Stream:
         self._truncated: set[int] = set()
         """Groups that are withdrawn, to be trained on as they are."""
 
-        self._ledger = Ledger()
+        self._ledger, self._discards, self._lengths = Ledger(), Discards(settings), LengthRatio()
         self._skipped: Counter[int] = Counter()
         """Batches that were left out before each step."""
 
@@ -86,7 +88,7 @@ class Stream:
         self._batch: BatchRef | None = None
         self._trained_prompts: Batch | None = None
         self._drawn: Mapping[str, int] = {}
-        self._num_masked = self._trained_rows = self._trained_tokens = 0
+        self._num_masked = 0
         self._is_learning = False
         self._calls = 0
         """Calls of the rollout that continue while the step learns."""
@@ -145,7 +147,8 @@ class Stream:
         self._balance -= sum(tokens_of_groups([batch]).values())
         is_all = self._drawn == self._stream.state()
         metrics = account(self._run, self._ledger, prompts, batch, step=self._step, is_all=is_all)
-        metrics |= version_metrics(batch) | self._length_ratio(batch)
+        metrics |= version_metrics(batch) | self._discards.end_step(trained=len(self._chosen))
+        metrics |= self._lengths.after(batch, rows=self._rollout.rows, tokens=self._rollout.tokens)
         if self._run.asynchrony.when_stale is WhenStale.mask:
             metrics["async/masked_tokens"] = last(self._num_masked)
         self._schedule.end_step(self._step, sorted(group.uid for group in self._chosen))
@@ -168,7 +171,8 @@ class Stream:
                 draws.append({"position": position, "uids": []})
             draws[-1]["uids"].append(uid)
         skipped = {str(step): count for step, count in self._skipped.items()}
-        return {"draws": draws, "skipped": skipped, "totals": self._ledger.totals}
+        lengths = {"trained": [*self._lengths.trained], "finished": self._rollout.forgotten()}
+        return {"draws": draws, "skipped": skipped, "totals": self._ledger.totals, "lengths": lengths}
 
     def saved(self) -> State:
         """As `state`, with the tokens of the groups that are done; waits for none. Between two steps only."""
@@ -200,6 +204,9 @@ class Stream:
         self._stream.restore(now)
         self._skipped = Counter({int(step): count for step, count in state.get("skipped", {}).items()})
         self._ledger = Ledger(dict(state.get("totals", {})))
+        lengths = state.get("lengths", {"trained": (0, 0), "finished": (0, 0)})
+        self._lengths = LengthRatio(lengths["trained"])
+        self._rollout.rows, self._rollout.tokens = lengths["finished"]
         self._schedule.resume()
         if self._step >= self._alone_until:
             self._restore_tokens(state)
@@ -225,7 +232,7 @@ class Stream:
 
     def _forget(self) -> None:
         self._rollout.restart()
-        self._queue = self._new_queue(self._queue.groups_per_step)
+        self._queue, self._discards = self._new_queue(self._queue.groups_per_step), Discards(self._run.asynchrony)
         self._balance, self._batch, self._chosen = 0, None, ()
         for held in (self._prompts, self._positions, self._collected, self._given_up):
             held.clear()
@@ -318,6 +325,7 @@ class Stream:
                 self._give_up(self._queue.groups[uid], "empty")
             else:
                 self._finished.append(uid)
+                self._discards.finish()
         if collects:
             self._collect()
 
@@ -344,14 +352,6 @@ class Stream:
             if uid in self._truncated:
                 self._truncated.remove(uid)
                 self._ledger.count("groups_truncated")
-
-    def _length_ratio(self, batch: BatchRef) -> Metrics:
-        """The mean length of the responses that were trained on so far, divided by that of all that have finished."""
-        self._trained_rows += len(batch)
-        self._trained_tokens += int(batch.tokens_of("response_ids").sum())
-        rows, tokens = self._rollout.rows, self._rollout.tokens
-        ratio = (self._trained_tokens / self._trained_rows) / (tokens / rows) if tokens else 1.0
-        return {"async/length_ratio": last(ratio)}
 
     def _finished_rows(self, uids: Iterable[int]) -> dict[RowName, Place]:
         return {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}
@@ -389,6 +389,7 @@ class Stream:
     def _discard(self, tokens: int, reason: str) -> None:
         self._balance -= tokens
         self._ledger.discard(tokens, reason)
+        self._discards.add(reason, groups_per_step=self._queue.groups_per_step)
 
 
 def sampler_of(dataflow: type[Dataflow]) -> str:

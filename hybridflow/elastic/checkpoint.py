@@ -69,7 +69,7 @@ class CheckpointStore:
         earlier checkpoints are unchanged.
         """
         state = json_state.dumps(driver_state | {"step": step})
-        final = self.directory / f"step_{step}"
+        final = self.place(step)
         with write_aside(final) as partial:
             fault_point("write_begun")
             parts = write(partial)
@@ -103,14 +103,18 @@ class CheckpointStore:
             inside = steps_below(path) or steps_below(path / "checkpoints") or steps_below(path.parent) or self.paths()
             raise CheckpointError(found, remedy=f"{advice}. Nearest: {inside[-1]}." if inside else f"{advice}.")
         checkpoint = Checkpoint(path, verify(path))
-        step, named, saved = checkpoint.step, _STEP.fullmatch(path.name), _saved_state(path).get("step")
-        for what, found in (("its name", int(named[1]) if named else step), (DRIVER_STATE, saved)):
+        step, named, saved = checkpoint.step, named_step(path.name), _saved_state(path).get("step")
+        for what, found in (("its name", step if named is None else named), (DRIVER_STATE, saved)):
             if found != step:
                 raise CheckpointError(
                     f"{path} is damaged: {what} says step {found}, its manifest step {step}.",
                     remedy="Rename it to the name under which it was saved, or use another checkpoint of the run.",
                 )
         return checkpoint
+
+    def place(self, step: int) -> Path:
+        """The directory of the checkpoint of a step, which need not exist."""
+        return self.directory / step_name(step)
 
     def paths(self) -> list[Path]:
         """The `step_N` directories, oldest first, including damaged ones."""
@@ -158,9 +162,22 @@ def _delete(path: Path) -> None:
         )
 
 
+def step_name(step: int) -> str:
+    """The name of the directory with the checkpoint of a step."""
+    return f"step_{step}"
+
+
+def named_step(name: str) -> int | None:
+    """The step in the name of such a directory; None for other names."""
+    found = _STEP.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
 def step_of(path: Path) -> int:
     """The step in the name of a checkpoint's directory."""
-    return int(path.name.removeprefix("step_"))
+    step = named_step(path.name)
+    assert step is not None, f"{path} is not the directory of a checkpoint"
+    return step
 
 
 def evaluation_of(path: Path) -> dict[str, float]:
@@ -190,8 +207,8 @@ def steps_below(directory: Path) -> list[Path]:
     """The `step_N` directories in a directory, by step."""
     if not directory.is_dir():
         return []
-    numbered = [(_STEP.fullmatch(path.name), path) for path in directory.iterdir() if path.is_dir()]
-    return [path for _, path in sorted((int(found[1]), path) for found, path in numbered if found)]
+    numbered = [(named_step(path.name), path) for path in directory.iterdir() if path.is_dir()]
+    return [path for _, path in sorted((step, path) for step, path in numbered if step is not None)]
 
 
 def _is_intact(path: Path) -> bool:

@@ -30,6 +30,7 @@ FIXED = re.compile(
 
 _INPUTS = re.compile(
     r"data\.(map|dataset|prompt_template|filters|max_rows|chat_template|system_prompt|as_chat)"
+    r"|environment\.(name|program|mcp|credit|turn_gamma|settings\..+)"
     r"|reward\.(functions|process|model\.(path|tokenizer_path|pad_token))"
     r"|roles\..+\.(kind|functions|process|model\.(path|tokenizer_path|pad_token))"
 )
@@ -131,10 +132,14 @@ def with_moves_undone(
 
 
 def _is_moved(old: object, new: object, before: Fingerprints, after: Fingerprints) -> bool:
+    """Whether two values, or the words of two commands, differ only by the directories of known and equal files."""
     if not isinstance(old, str) or not isinstance(new, str) or old == new:
         return old == new
-    files = before.get(written_file(old) or old)
-    return _names(old) == _names(new) and bool(files) and files == after.get(written_file(new) or new)
+    files, words = before.get(written_file(old) or old), (old.split(), new.split())
+    if _names(old) == _names(new) and files and files == after.get(written_file(new) or new):
+        return True
+    is_command = 1 < len(words[0]) == len(words[1])
+    return is_command and all(_is_moved(*pair, before, after) for pair in zip(*words, strict=True))
 
 
 def is_other_run(saved: Mapping[str, object], now: Mapping[str, object]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.stored_inputs import found_in
-from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, steps_below
+from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, step_of, steps_below
 from hybridflow.elastic.compatibility import flat
 from hybridflow.elastic.manifest import MANIFEST
 from hybridflow.engines.training.state_files import MODEL_DIRECTORY, load_state
@@ -74,14 +74,14 @@ def checkpoint_of(run_dir: Path, step: int | None) -> Checkpoint:
     store = CheckpointStore(run_dir)
     if (run_dir / MANIFEST).is_file() and step is None:
         return store.open(run_dir)
-    steps = [path.name.removeprefix("step_") for path in store.paths() if (path / MANIFEST).is_file()]
-    if str(step) in steps:
-        return store.open(store.directory / f"step_{step}")
+    steps = [step_of(path) for path in store.paths() if (path / MANIFEST).is_file()]
+    if step in steps:
+        return store.open(store.place(step))
     if step is not None and steps:
         raise CheckpointError(
             f"The run in {run_dir} has no checkpoint of step {step}.",
-            remedy=f"Use --step with one of: {', '.join(steps)}. A run keeps its last trainer.keep_checkpoints"
-            " checkpoints.",
+            remedy=f"Use --step with one of: {', '.join(map(str, steps))}. A run keeps its last"
+            " trainer.keep_checkpoints checkpoints.",
         )
     if not run_dir.is_dir():
         raise CheckpointError(f"There is no directory '{run_dir}'.", remedy="Give the directory of a run (runs/NAME).")

@@ -139,7 +139,7 @@ class Mirror:
             logger.info("checkpoint=%s deleted", self._remote.place(step))
 
     def _upload(self, manifest: Manifest) -> None:
-        path, started = self._store.directory / f"step_{manifest.step}", time.perf_counter()
+        path, started = self._store.place(manifest.step), time.perf_counter()
         with holding(path):
             self._remote.upload(path, manifest)
         self.seconds = time.perf_counter() - started
@@ -153,7 +153,7 @@ class Mirror:
         if not self._store.keep.best:
             return {}
         is_here = step in here
-        return evaluation_of(self._store.directory / f"step_{step}") if is_here else self._remote.evaluation(step)
+        return evaluation_of(self._store.place(step)) if is_here else self._remote.evaluation(step)
 
     def _complete_here(self) -> dict[int, Manifest]:
         found: dict[int, Manifest] = {}

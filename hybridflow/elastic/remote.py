@@ -5,7 +5,6 @@ s3://bucket/runs/x/step_40/...             the files of `run_dir/checkpoints/ste
 """
 
 import logging
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,14 @@ from fsspec.core import url_to_fs
 
 from hybridflow.config.loop import Trainer
 from hybridflow.config.paths import is_storage_url
-from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore, evaluation_of, saved_config
+from hybridflow.elastic.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    evaluation_of,
+    named_step,
+    saved_config,
+    step_name,
+)
 from hybridflow.elastic.manifest import DRIVER_STATE, MANIFEST, Manifest, parsed_manifest
 from hybridflow.elastic.storage import delete, write_aside
 from hybridflow.errors import CheckpointError, HybridflowError
@@ -25,7 +31,6 @@ from hybridflow.parallel.file_records import in_threads, record_files
 
 logger = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step_(\d+)")
 _LOCAL = ("file", "local")
 """Protocols of directories on this machine."""
 
@@ -65,7 +70,7 @@ class RemoteCheckpoints:
 
     def place(self, step: int) -> str:
         """The URL of the checkpoint of a step."""
-        return f"{self.url}/step_{step}"
+        return f"{self.url}/{step_name(step)}"
 
     def complete(self) -> dict[int, Manifest]:
         """The manifests of the complete checkpoints, by step, in order. Skips damaged ones with a warning."""
@@ -116,7 +121,7 @@ class RemoteCheckpoints:
             if step <= than:
                 break
             logger.info("checkpoint=%s is copied to %s", self.place(step), store.directory)
-            path, is_there = store.directory / f"step_{step}", False
+            path, is_there = store.place(step), False
             try:
                 with write_aside(path) as partial:
                     self._read([*manifest.files, MANIFEST], step, partial)
@@ -165,7 +170,7 @@ class RemoteCheckpoints:
                 self.delete(step)
 
     def _of(self, step: int) -> str:
-        return f"{self._root}/step_{step}"
+        return f"{self._root}/{step_name(step)}"
 
     def _steps(self) -> list[int]:
         """The steps of all checkpoints, complete or not."""
@@ -174,8 +179,8 @@ class RemoteCheckpoints:
                 names = self._files.ls(self._root, detail=False)
             except FileNotFoundError:  # no checkpoint has been written yet
                 return []
-        matches = (_STEP.fullmatch(name.rstrip("/").rpartition("/")[2]) for name in names)
-        return [int(found[1]) for found in matches if found]
+        steps = (named_step(name.rstrip("/").rpartition("/")[2]) for name in names)
+        return [step for step in steps if step is not None]
 
     def _read(self, names: Sequence[str], step: int, target: Path) -> None:
         """Copies files of a checkpoint into a directory."""

@@ -3,18 +3,18 @@
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hybridflow.config.faults import KINDS, MOST_IN_STEP, NEVER_SURVIVED, FaultPolicy, Faults, Kind
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Respawns
+from hybridflow.elastic.fault_costs import FaultCosts
 from hybridflow.errors import HybridflowError, RayEnded, WorkerError, WorkerHangs
-from hybridflow.observability.fault_ledger import append_faults
+from hybridflow.observability.fault_ledger import FaultOutcome, append_faults
 from hybridflow.observability.formatting import counted
 
 logger = logging.getLogger(__name__)
@@ -46,12 +46,8 @@ class FaultHistory:
     """The faults since the run last continued."""
     done: int = 0
     """The number of steps that were done when these occurred."""
-    times: list[float] = field(default_factory=list)
-    """When the faults of `open` occurred, on the clock of `time.monotonic`."""
-    reached: dict[int, float] = field(default_factory=dict)
-    """When the run had completed each step, on a clock that leaves out the time that faults have cost."""
-    cost: float = 0.0
-    """Seconds that all faults have cost so far."""
+    costs: FaultCosts = field(default_factory=FaultCosts)
+    """The costs of the faults, on the clock of `time.monotonic`."""
 
 
 class Survival:
@@ -103,9 +99,7 @@ class Survival:
 
     def reached(self, step: int) -> None:
         """Notes that the run is at the state after a step. Has no effect between a fault and `continued`."""
-        if self._history.open:  # the run starts again, so the fault has cost the time since it was here before
-            return
-        self._history.reached[step] = time.monotonic() - self._history.cost
+        self._history.costs.reached(step, at=time.monotonic())
 
     def can_survive(self, error: Exception, *, step: int, done: int) -> bool:
         """Notes a fault in a step, or in the evaluation or saving after it, when `done` steps were done.
@@ -142,14 +136,8 @@ class Survival:
         the run no time."""
         if self._most:
             fault = self._noted(error, kind_of(error), FaultPolicy.retry, step)
-            outcome = {
-                "pools": "",
-                "resumed_step": step,
-                "repeated_steps": 0,
-                "seconds": round(seconds, 3),
-                "cost_seconds": 0.0,
-            }
-            append_faults(self._ledger, [fault], outcome)
+            outcome = FaultOutcome(step, repeated_steps=0, seconds=seconds, cost_seconds=0.0)
+            append_faults(self._ledger, [fault | outcome.as_row()])
 
     @property
     def leaves_out_batch(self) -> bool:
@@ -191,23 +179,15 @@ class Survival:
     def continued(self, *, step: int, source: str = "", plan: str = "") -> None:
         """Records that the run continues after this many steps, and what each fault has cost.
 
-        `source` is what the trained state was restored from; empty if it was kept.
-        The cost of a fault is the time until the next one or until now; for the first, also the time since the run last
-        completed this step. `plan` describes the devices of a new plan, if there is one.
+        `source` is what the trained state was restored from; empty if it was kept. `plan` describes the devices of a
+        new plan, if there is one.
         """
-        now, pools = time.monotonic(), ",".join(sorted(self._pools))
-        seconds, lost = now - self._history.times[0], self._history.done - step
-        since = [
-            self._history.reached.get(step, self._history.times[0] - self._history.cost) + self._history.cost,
-            *self._history.times[1:],
-            now,
-        ]
-        self._history.cost += now - since[0]
-        for fault, at, (start, end) in zip(self._history.open, self._history.times, pairwise(since), strict=True):
-            fault |= {"seconds": round(now - at, 3), "cost_seconds": round(end - start, 3)}
-        cost, several = now - since[0], "s" if len(self._history.open) > 1 else ""
-        outcome = {"pools": pools, "resumed_step": step, "repeated_steps": lost}
-        self._record(outcome | {name: text for name, text in (("source", source), ("plan", plan)) if text})
+        pools, lost = ",".join(sorted(self._pools)), self._history.done - step
+        costs = self._history.costs.continued(step, at=time.monotonic())
+        outcomes = [FaultOutcome(step, lost, each.seconds, each.cost_seconds, pools, source, plan) for each in costs]
+        self._record([outcome.as_row() for outcome in outcomes])
+        seconds, cost = costs[0].seconds, sum(each.cost_seconds for each in costs)
+        several = "s" if len(costs) > 1 else ""
         done = f"new processes in pool={pools}" if pools else "the step is repeated" if self._is_kept else "rolled back"
         done = f"a new plan with {plan}" if plan else done
         logger.warning(
@@ -221,7 +201,8 @@ class Survival:
 
     def ended(self) -> None:
         """Records that the run ends after the faults since it last continued."""
-        self._record({})
+        self._history.costs.ended()
+        self._record([{}] * len(self._history.open))
 
     def _policy_for(self, error: Exception, kind: Kind) -> FaultPolicy:
         """The policy of the kind, if it is possible in this run."""
@@ -231,7 +212,7 @@ class Survival:
 
     def _count(self, kind: Kind, step: int) -> None:
         now = time.monotonic()
-        self._history.times.append(now)
+        self._history.costs.occurred(at=now)
         while self._history.recent and self._history.recent[0] < now - _HOUR:
             self._history.recent.popleft()
         self._history.recent.append(now)
@@ -258,11 +239,12 @@ class Survival:
         self._history.lines.append(f"step {step}, {kind.name}{where} ({type(error).__name__})")
         return fault | place | {"message": message} | stacks
 
-    def _record(self, outcome: dict[str, str | int | float]) -> None:
-        append_faults(self._ledger, self._history.open, outcome)
+    def _record(self, outcomes: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the faults since the run last continued, each with what became of it."""
+        faults = zip(self._history.open, outcomes, strict=True)
+        append_faults(self._ledger, [{**fault, **outcome} for fault, outcome in faults])
         self._history.open.clear()
         self._history.done = 0
-        self._history.times.clear()
 
 
 def fraction_of_copies(trainer: Trainer, *, respawns: bool) -> float:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 
 from hybridflow.environments.interface import Message, Reply, Tool
+from hybridflow.environments.messages import ROLES
 
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _CALLS_BEGIN = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>")
 _NOT_SUPPORTED = {
     "stream": "Replies are not streamed; leave out 'stream'.",
@@ -97,8 +97,8 @@ class ChatCompletions:
 
     def _message(self, given: object, number: int) -> Message:
         """A message as chat templates expect it."""
-        if not isinstance(given, dict) or given.get("role") not in _ROLES:
-            raise RequestError(f"messages[{number}] must be an object with a role: {', '.join(_ROLES)}.")
+        if not isinstance(given, dict) or given.get("role") not in ROLES:
+            raise RequestError(f"messages[{number}] must be an object with a role: {', '.join(ROLES)}.")
         message: Message = {"role": given["role"], "content": _text(given.get("content"), number)}
         message |= {name: given[name] for name in ("name", "tool_call_id") if given.get(name) is not None}
         if given["role"] != "assistant":

@@ -11,6 +11,8 @@ from hybridflow.data.chat_template import rendered, with_limits
 from hybridflow.data.conversations import common_length
 from hybridflow.data.tokenization import text_token_ids
 from hybridflow.environments.interface import Message, Tool
+from hybridflow.environments.messages import ROLES
+from hybridflow.errors import DataError
 
 REPLY = "zReplyOfTheModelz"
 THOUGHT = "zThoughtOfTheModelz"
@@ -57,9 +59,13 @@ class ConversationFormat:
         self._end_texts = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self.end_ids)]
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """The text of a conversation up to where the next reply begins."""
+        """The text of a conversation up to where the next reply begins.
+
+        Raises `DataError` if the template refuses it, and for a role that neither `ROLES` nor the template has.
+        """
         if not self._is_chat:
             return "".join(str(message["content"]) for message in messages)
+        self._check_roles(messages)
         return rendered(messages, self._tokenizer, add_generation_prompt=True, tools=tools)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
@@ -105,6 +111,16 @@ class ConversationFormat:
             return TemplateCheck(Continuation.append)
         (found,) = with_limits(lambda _: self._found(), [None])
         return TemplateCheck(Continuation(found[0]), *found[1:])
+
+    def _check_roles(self, messages: Sequence[Message]) -> None:
+        """Many templates show messages of any role, so that a misspelled one would be trained on."""
+        for place, message in enumerate(messages):
+            role = str(message["role"])
+            if role not in ROLES and role not in str(self._tokenizer.chat_template):
+                raise DataError(
+                    f"messages[{place}] has the role '{role}', which the chat template does not know.",
+                    remedy=f"Use one of: {', '.join(ROLES)}.",
+                )
 
     def _found(self) -> tuple[str, str, bool]:
         plain, thinking = placeholder("a reply"), placeholder("<think>a thought</think>a reply")

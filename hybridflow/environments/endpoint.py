@@ -6,6 +6,8 @@ import hmac
 import json
 import logging
 import secrets
+import socket
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -13,11 +15,14 @@ from types import TracebackType
 
 from hybridflow.environments.chat_completions import ChatCompletions, RequestError
 from hybridflow.environments.interface import EpisodeOver, Model
+from hybridflow.errors import EpisodeError
 
 logger = logging.getLogger(__name__)
 
 _PATH = "/v1/chat/completions"
 _MOST_BYTES = 64 << 20
+_CHECK_SECONDS = 0.2
+"""How often a request that waits for a reply looks whether the program has closed its connection."""
 
 
 class Endpoint:
@@ -64,12 +69,19 @@ class Endpoint:
                 code="invalid_api_key",
             )
 
-    def completion(self, body: bytes) -> dict[str, object]:
-        """The response to a request; waits for the model's reply. Called by the server's threads."""
+    def completion(self, body: bytes, is_gone: Callable[[], bool]) -> dict[str, object]:
+        """The response to a request; waits for the model's reply, until the program `is_gone`. Called by the server's
+        threads."""
         messages, tools = self._chat.question(body)
         asked = asyncio.run_coroutine_threadsafe(self._model.reply(messages, tools=tools), self._loop)
+        while not asked.done():
+            concurrent.futures.wait([asked], _CHECK_SECONDS)
+            if not asked.done() and is_gone():
+                asked.cancel()  # clients close the connection at their time limit, and send the request again
         try:
             return self._chat.answer(asked.result())
+        except EpisodeError as error:
+            raise RequestError(str(error)) from error
         except EpisodeOver as over:
             self.over = str(over)
             raise RequestError(
@@ -107,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
                     status=HTTPStatus.NOT_FOUND,
                     code="not_found",
                 )
-            self._send(HTTPStatus.OK, self._endpoint.completion(body))
+            self._send(HTTPStatus.OK, self._endpoint.completion(body, self._is_gone))
         except RequestError as error:
             self._send(error.status, error.content())
 
@@ -120,6 +132,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, {"object": "list", "data": [model]})
         except RequestError as error:
             self._send(error.status, error.content())
+
+    def _is_gone(self) -> bool:
+        """Whether the program has closed the connection."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _body(self) -> bytes:
         length = self.headers.get("Content-Length", "")

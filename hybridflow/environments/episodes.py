@@ -1,9 +1,8 @@
 """Runs one episode as a coroutine, which asks for replies, and turns what user code returns or raises into events."""
 
-import inspect
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 
@@ -21,7 +20,8 @@ from hybridflow.environments.interface import (
 )
 from hybridflow.environments.loading import LoadedEnvironment, made
 from hybridflow.environments.mcp_servers import server_tools
-from hybridflow.environments.tools import Toolbox
+from hybridflow.environments.messages import message_flaw
+from hybridflow.environments.tools import CallableTool, Toolbox
 from hybridflow.errors import EpisodeError, HybridflowError
 
 _STEP = "return observation, reward, done, info"
@@ -36,7 +36,7 @@ async def run_episode(
     except _Interrupted as error:
         return Failed(error.message, is_infrastructure=True)
     except HybridflowError as error:
-        return Failed(f"{error.message} {error.remedy}")
+        return Failed(" ".join([error.message, error.remedy, *error.__notes__]))
 
 
 class _Interrupted(EpisodeError):
@@ -51,9 +51,9 @@ async def _played(environment: LoadedEnvironment, config: EnvironmentSettings, s
     except HybridflowError:
         raise
     except (Exception, SystemExit) as error:
-        kind = _Interrupted if isinstance(error, OSError) else EpisodeError
+        kind, notes = _Interrupted if isinstance(error, OSError) else EpisodeError, error.__dict__.get("__notes__", [])
         raise kind(
-            f"it raised {described(error, callers={__file__})}.",
+            " ".join([f"it raised {described(error, callers={__file__})}.", *notes]),
             remedy="Let it return what it knows, or fix it.",
         ) from error
 
@@ -78,14 +78,27 @@ async def _play_steps(
     environment: LoadedEnvironment, config: EnvironmentSettings, start: Start, model: Model
 ) -> Finished:
     own: object = made(environment, config)
-    toolbox = Toolbox.of(vars(type(own)).get("tools", vars(own).get("tools", ())), own, server_tools(config))
+    seed = {"seed": start.seed} if environment.takes_seed else {}
+    try:
+        finished = await _played_by_steps(own, start.row, seed, model, server_tools(config))
+    except BaseException as error:
+        await _close(own, after=error)
+        raise
+    await _close(own)
+    return finished
+
+
+async def _played_by_steps(
+    own: object, row: Mapping[str, object], seed: Mapping[str, int], model: Model, further: Sequence[CallableTool]
+) -> Finished:
+    toolbox = Toolbox.of(_attribute(own, "tools") or (), own, further)
     rewards: list[float] = []
     known: dict = {}
     try:
-        seed = {"seed": start.seed} if environment.takes_seed else {}
-        first = await _called(own, "reset", start.row, **seed)
-        prompt = start.row["prompt"] if first is None else first
-        is_chat = isinstance(start.row["prompt"], list)
+        first = await _called(own, "reset", row, **seed)
+        if isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], Mapping):
+            first = first[0]  # (observation, info), as in Gymnasium
+        prompt, is_chat = row["prompt"] if first is None else first, isinstance(row["prompt"], list)
         messages = _messages(prompt, "reset", is_chat=is_chat)
         while True:
             reply = await model.reply(messages, tools=toolbox.schemas)
@@ -103,12 +116,26 @@ async def _play_steps(
             messages += _messages(observation, "step", is_chat=is_chat)
     except EpisodeOver as over:
         rewards += [0.0] * (model.num_replies - len(rewards))
-        if rewards and inspect.getattr_static(own, "over", None) is not None:
+        if rewards and _attribute(own, "over") is not None:
             rewards[-1] += _number(await _called(own, "over"), "over", "Return the reward as a number.")
         return Finished(rewards, known | {"over": str(over)})
-    finally:
-        if inspect.getattr_static(own, "close", None) is not None:
-            await _called(own, "close")
+
+
+async def _close(own: object, after: BaseException | None = None) -> None:
+    """Calls `close`, if there is one. What it raises after another error becomes a note to that error."""
+    if _attribute(own, "close") is None:
+        return
+    try:
+        await _called(own, "close")
+    except Exception as error:
+        if after is None:
+            raise
+        after.add_note(f"Its method 'close' then raised {described(error, callers={__file__})}.")
+
+
+def _attribute(owner: object, name: str) -> object:
+    """An attribute of a user's object, which may be inherited; None if there is none."""
+    return getattr(owner, name, None)
 
 
 async def _called(owner: object, method: str, *arguments: object, **named: object) -> object:
@@ -120,8 +147,14 @@ def _messages(observation: object, method: str, *, is_chat: bool) -> list[Messag
     if isinstance(observation, str):
         return [{"role": "user", "content": observation}]
     if isinstance(observation, list) and observation and is_chat:
-        if all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in observation):
-            return [{"content": "", **message} for message in observation]
+        messages = [{"content": "", **message} if isinstance(message, dict) else message for message in observation]
+        for place, message in enumerate(messages):
+            if flaw := message_flaw(message):
+                raise EpisodeError(
+                    f"its method '{method}' returned messages of which messages[{place}] {flaw}.",
+                    remedy='Write each message as {"role": "user", "content": "..."}.',
+                )
+        return messages
     wanted = "text or messages" if is_chat else "text, since the prompt of its row is text"
     raise EpisodeError(
         f"its method '{method}' returned {_shown(observation)} as the observation, not {wanted}.",

@@ -3,20 +3,23 @@
 import asyncio
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 
 from hybridflow.config.carried_code import imported_code
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.episodes import run_episode
 from hybridflow.environments.interface import (
+    Answer,
     Ask,
+    EpisodeOver,
     Event,
     Failed,
     Finished,
     Model,
     ModelInfo,
     Over,
+    Refused,
     Reply,
     Request,
     Start,
@@ -28,7 +31,7 @@ from hybridflow.errors import ConfigError, EpisodeError
 Code = dict[str, str]
 """The SHA-256 of each user file that a process has imported, which it sends when it is ready."""
 
-_REQUESTS = {kind.__name__: kind for kind in (Start, Reply, Over)}
+_REQUESTS = {kind.__name__: kind for kind in (Start, Reply, Over, Refused)}
 _EVENTS = {kind.__name__: kind for kind in (Ask, Finished, Failed)}
 
 
@@ -50,6 +53,47 @@ def event_of(message: bytes) -> Event | Code | str:
     return _EVENTS[kind](**content) if kind in _EVENTS else content
 
 
+class Questions:
+    """The questions of an episode, which may ask several concurrently: they are sent one by one.
+
+    An episode may stop waiting for a reply (`asyncio.wait_for`). The reply comes nevertheless. It is received before
+    the next question, or the end of the episode, which says that nobody got it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._one_by_one = asyncio.Lock()
+        self._coming: asyncio.Future[bytes] | None = None
+        """The answer to a question, until the one who asked has received it."""
+
+        self._is_lost = self._is_closed = False
+
+    async def exchange(self, ask: Ask) -> Answer:
+        """The answer to a question."""
+        async with self._one_by_one:
+            await self._receive_unwanted()
+            if self._is_closed:
+                raise EpisodeOver("the episode has ended")
+            self._connection.send_bytes(packed(replace(ask, forgets_reply=self._is_lost)))
+            self._is_lost = False
+            self._coming = asyncio.ensure_future(asyncio.to_thread(self._connection.recv_bytes))
+            answer = await asyncio.shield(self._coming)
+            self._coming = None
+        return _answer_of(answer)
+
+    async def close(self) -> bool:
+        """Sends no further questions. Returns whether the last reply came when nobody waited for it."""
+        self._is_closed = True
+        await self._receive_unwanted()
+        return self._is_lost
+
+    async def _receive_unwanted(self) -> None:
+        if self._coming is not None:
+            answer = await asyncio.shield(self._coming)
+            self._coming = None
+            self._is_lost |= isinstance(_answer_of(answer), Reply)
+
+
 def serve_episodes(connection: Connection, setup: tuple[EnvironmentSettings, ModelInfo | None]) -> None:
     """Loads the environment, then runs episodes until disconnected."""
     config, info = setup
@@ -62,17 +106,10 @@ def serve_episodes(connection: Connection, setup: tuple[EnvironmentSettings, Mod
     connection.send_bytes(json.dumps(["ready", imported_code()]).encode())
 
     async def episode(start: Start) -> Finished | Failed:
-        one_by_one = asyncio.Lock()
-
-        async def exchange(ask: Ask) -> Reply | Over:
-            async with one_by_one:  # an episode may ask for several replies concurrently
-                connection.send_bytes(packed(ask))
-                answer = await asyncio.to_thread(connection.recv_bytes)
-            request = _request_of(answer)
-            assert isinstance(request, Reply | Over), f"{request} during an episode"
-            return request
-
-        return await run_episode(environment, config, start, Model(exchange, info))
+        questions = Questions(connection)
+        ended = await run_episode(environment, config, start, Model(questions.exchange, info))
+        is_lost = await questions.close()
+        return replace(ended, forgets_reply=is_lost) if isinstance(ended, Finished) else ended
 
     while True:
         try:
@@ -83,6 +120,12 @@ def serve_episodes(connection: Connection, setup: tuple[EnvironmentSettings, Mod
         ended = asyncio.run(episode(start))
         sys.stdout.flush()  # the process will be killed with whatever is still in its buffer
         connection.send_bytes(packed(ended))
+
+
+def _answer_of(message: bytes) -> Answer:
+    answer = _request_of(message)
+    assert not isinstance(answer, Start), f"{answer} during an episode"
+    return answer
 
 
 def _request_of(message: bytes) -> Request:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from hybridflow.environments.messages import message_flaw
 from hybridflow.errors import EpisodeError
 
 if TYPE_CHECKING:
@@ -90,12 +91,23 @@ class Ask:
     prompt_ids: list[int] | None = None
     """The whole prompt, in place of `messages`."""
 
+    forgets_reply: bool = False
+    """Whether nobody received the last reply, because the episode no longer waited for it."""
+
 
 @dataclass(frozen=True)
 class Over:
     """Tells an episode that it gets no further reply, because it has reached a limit."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Tells an episode that the model cannot be shown what it was asked."""
+
+    reason: str
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,9 @@ class Finished:
     tokens: dict[str, list[int]] | None = None
     """`prompt_ids`, `response_ids` and `response_mask` of the sequence to train on, if the episode chooses it."""
 
+    forgets_reply: bool = False
+    """As in `Ask`."""
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -116,7 +131,8 @@ class Failed:
     is_infrastructure: bool = False
 
 
-Request = Start | Reply | Over
+Answer = Reply | Over | Refused
+Request = Start | Answer
 Event = Ask | Finished | Failed
 
 
@@ -143,7 +159,7 @@ class Model:
         return float(reply.text == row["answer"])
     """
 
-    def __init__(self, exchange: Callable[[Ask], Awaitable[Reply | Over]], info: ModelInfo | None = None) -> None:
+    def __init__(self, exchange: Callable[[Ask], Awaitable[Answer]], info: ModelInfo | None = None) -> None:
         self._exchange = exchange
         self.info = info
         self.num_replies = 0
@@ -154,10 +170,10 @@ class Model:
         """The model's reply to a whole conversation; add its `message` and your answer before the next one.
 
         A conversation that does not continue the previous one begins a new sequence (a fork). Replies with
-        `trained=False` are not trained on, such as those of an opponent. Raises `EpisodeOver` at a limit.
+        `trained=False` are not trained on, such as those of an opponent. Raises `EpisodeOver` at a limit, and
+        `EpisodeError` for anything but messages, and for messages that the chat template refuses.
         """
-        given: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else [*messages]
-        return await self._answer(Ask(given, [*tools], trained))
+        return await self._answer(Ask(_conversation(messages), [*tools], trained))
 
     async def sample(self, prompt_ids: Sequence[int]) -> Reply:
         """The model's reply to a whole prompt of token ids, for episodes that use nothing else.
@@ -180,6 +196,8 @@ class Model:
         answer = await self._exchange(ask)
         if isinstance(answer, Over):
             raise EpisodeOver(answer.reason)
+        if isinstance(answer, Refused):
+            raise EpisodeError(answer.reason, remedy=answer.remedy)
         self.num_replies += ask.is_trained
         return answer
 
@@ -187,3 +205,20 @@ class Model:
 async def awaited(answer: object) -> object:
     """The result of a function of a user, which may be a coroutine function."""
     return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _conversation(messages: object) -> list[Message]:
+    """The messages of a question; raises `EpisodeError` for anything else."""
+    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    if not isinstance(given, list | tuple) or not given:
+        flaw = "no messages" if given in ([], ()) else f"an object of type {type(given).__name__}, not messages"
+        raise EpisodeError(
+            f"it asked the model with {flaw}.", remedy='Ask with [{"role": "user", "content": "..."}, ...].'
+        )
+    for place, message in enumerate(given):
+        if flaw := message_flaw(message):
+            raise EpisodeError(
+                f"it asked the model with messages of which messages[{place}] {flaw}.",
+                remedy='Write each message as {"role": "user", "content": "..."}.',
+            )
+    return [message if message.get("content") is not None else {**message, "content": ""} for message in given]

@@ -12,15 +12,32 @@ from hybridflow.batch.row_names import row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
-from hybridflow.environments.interface import Ask, Event, Failed, Finished, Message, ModelInfo, Over, Reply
+from hybridflow.environments.interface import (
+    Ask,
+    Event,
+    Failed,
+    Finished,
+    Message,
+    ModelInfo,
+    Over,
+    Refused,
+    Reply,
+)
 from hybridflow.environments.rows import episode_columns
-from hybridflow.environments.running import Episode, RunningEpisodes
+from hybridflow.environments.running import LIMITED, Episode, RunningEpisodes
 from hybridflow.environments.stages import make_stage
 from hybridflow.environments.tool_calls import parser_of
 from hybridflow.environments.transcript import Transcript
-from hybridflow.errors import EpisodeError
+from hybridflow.errors import DataError, EpisodeError
 
 logger = logging.getLogger(__name__)
+
+_REMEDIES = {
+    "max_turns": "raise environment.max_turns, or let the environment end its episodes earlier",
+    "max_response_tokens": "raise data.max_response_tokens, which counts all replies and observations of an episode, or"
+    " lower environment.max_turn_tokens",
+}
+"""What to do if most episodes reach a limit."""
 
 
 class Sampler(Protocol):
@@ -66,6 +83,7 @@ class EpisodePlayer:
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
         self._has_checked = self._has_seen_special = False
+        self._limits_noted: set[str] = set()
         self._num_failures = 0
         self._numbers = count()
 
@@ -84,7 +102,9 @@ class EpisodePlayer:
             self._stage.abandon()
             sampler.withdraw()
             raise
-        counts: Meta = {name: float(count) for name, count in running.counts.items() if count}
+        self._note_limits(running)
+        counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in _REMEDIES), 0.0)
+        counts |= {name: float(count) for name, count in running.counts.items() if count}
         discount = None if is_evaluation else self._config.discount
         return episode_columns(prompts, running.results, running.meta | counts, discount=discount)
 
@@ -135,6 +155,8 @@ class EpisodePlayer:
 
     def _handle(self, running: RunningEpisodes, number: int, event: Event) -> None:
         episode = running.episodes[number]
+        if not isinstance(event, Failed) and event.forgets_reply:
+            episode.forget_reply()
         if isinstance(event, Ask):
             episode.ask = event
             self._listen(running, number, episode, event)
@@ -160,22 +182,32 @@ class EpisodePlayer:
         return ended
 
     def _listen(self, running: RunningEpisodes, number: int, episode: Episode, ask: Ask) -> None:
-        """Extends the transcript by what the episode shows the model, unless it has reached a limit."""
-        transcript = episode.transcripts.get(ask.is_trained)
+        """Shows the model what the episode asks it, unless the episode has reached a limit or cannot ask this."""
         if episode.turns >= self._config.max_turns:
-            running.requests[number] = Over("max_turns")
-        elif transcript is not None:
-            if ask.prompt_ids is None:
-                transcript.extend(ask.messages, ask.tools)
-            else:
-                transcript.extend_ids(ask.prompt_ids)
-            if self._allowance(transcript) <= 0:
-                episode.is_truncated = True
-                running.requests[number] = Over("max_response_tokens")
-        else:
-            self._open(running, episode, ask)
-        if number not in running.requests:
+            episode.limit = episode.limit or "max_turns"
+        try:
+            if episode.limit is None:
+                self._show(running, episode, ask)
+        except (DataError, EpisodeError) as error:
+            running.requests[number] = Refused(error.message, error.remedy)
+            return
+        if episode.limit is None:
             running.asking.append(number)
+        else:
+            running.requests[number] = Over(episode.limit)
+
+    def _show(self, running: RunningEpisodes, episode: Episode, ask: Ask) -> None:
+        """Extends the transcript by what the episode asks; notes if it then leaves no room for a reply."""
+        transcript = episode.transcripts.get(ask.is_trained)
+        if transcript is None:
+            self._open(running, episode, ask)
+            return
+        if ask.prompt_ids is None:
+            transcript.extend(ask.messages, ask.tools)
+        else:
+            transcript.extend_ids(ask.prompt_ids)
+        if self._allowance(transcript) <= 0:
+            episode.is_truncated, episode.limit = True, "max_response_tokens"
 
     def _open(self, running: RunningEpisodes, episode: Episode, ask: Ask) -> None:
         """Begins the transcript; the ids of an unchanged prompt are those of the data."""
@@ -193,8 +225,7 @@ class EpisodePlayer:
         num_tokens = len(transcript.rows[0].prompt_ids)
         if num_tokens > self._max_prompt_tokens:
             raise EpisodeError(
-                f"{self._config.chosen}: the first prompt of an episode has {num_tokens} tokens;"
-                f" data.max_prompt_tokens={self._max_prompt_tokens}.",
+                f"its first prompt has {num_tokens} tokens; data.max_prompt_tokens={self._max_prompt_tokens}.",
                 remedy="Raise data.max_prompt_tokens, or show the model less.",
             )
 
@@ -249,7 +280,7 @@ class EpisodePlayer:
         if not calls and (special := transcript.special_token(ids)):
             self._note_special(running, special)
         transcript.add_reply(ids, logprobs, message)
-        episode.ask = None
+        episode.ask, episode.has_trained_reply = None, ask.is_trained
         episode.turns += 1
         if ask.is_trained:
             episode.is_truncated = is_truncated
@@ -267,6 +298,25 @@ class EpisodePlayer:
                 self._config.chosen,
                 token,
             )
+
+    def _note_limits(self, running: RunningEpisodes) -> None:
+        """Warns once of each limit at which most episodes of a batch have ended."""
+        settings = {
+            "max_turns": f"environment.max_turns={self._config.max_turns}",
+            "max_response_tokens": f"data.max_response_tokens={self._max_response_tokens}",
+        }
+        for limit, setting in settings.items():
+            found, count = running.counts[f"{LIMITED}{limit}"], len(running.results)
+            if 2 * found > count and limit not in self._limits_noted:
+                self._limits_noted.add(limit)
+                logger.warning(
+                    "%s: %d of %d episodes ended at %s before they were done; %s",
+                    self._config.chosen,
+                    found,
+                    count,
+                    setting,
+                    _REMEDIES[limit],
+                )
 
     def _count_failure(self, reason: str) -> None:
         """Raises `EpisodeError` if more episodes have failed than `environment.error_budget` allows."""

@@ -10,6 +10,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Finished
 from hybridflow.environments.transcript import Transcript, TranscriptRow
+from hybridflow.errors import EpisodeError
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ def episode_columns(
 
     `reply_rewards` has the place of each reply in `messages` and the reward after it, and `turn_rewards` [B, (R)] has
     each at the last token of its reply. `episode_return` is the sum of an episode's rewards, `turns` the number of
-    replies, `messages` the conversation.
+    replies, `messages` the conversation, `failed` whether the episode has failed.
 
     A failed episode has a mask of zeros, and the mean return of its group's other episodes, so that it changes neither
     the weights nor the group's mean. `meta` is that of the responses; that of the result also has `info_sums`.
 
     With a `discount` per reply, `token_scores` [B, (R)] has the score of each reply (`reply_scores`) at its last token,
-    and `episode_return` is their sum: the discounted return.
+    and `episode_return` is their sum: the discounted return. Raises `EpisodeError` if no episode has a reply.
     """
     order = [results[row] for row in range(len(prompts))]
     rows = [_row(result, prompts, index) for index, result in enumerate(order)]
@@ -56,7 +57,14 @@ def episode_columns(
     returns = _of_failed(own, prompts.row("uid").tolist())
     versions = [result.version for result in order]
     known = [version for version in versions if version is not None]
-    assert known, "no episode of the batch has a reply"
+    failed = [result.ended is None for result in order]
+    if not known:
+        raise EpisodeError(
+            f"None of the {len(order)} episodes of this rank has a reply of the model ({sum(failed)} of them failed):"
+            " there is nothing to train on.",
+            remedy="The log has the reason of each failure. An episode that does not fail must ask the model at least"
+            " once before it ends.",
+        )
     oldest = torch.tensor([known[0] if version is None else version for version in versions])
     runs = torch.stack([oldest, torch.zeros_like(oldest)], 1)  # no weights arrive while episodes run
     columns = Batch.of(
@@ -64,6 +72,7 @@ def episode_columns(
             "weight_version": oldest,
             "truncated": torch.tensor([result.is_truncated for result in order]),
             "turns": torch.tensor([float(result.turns) for result in order]),
+            "failed": torch.tensor(failed),
         },
         tokens={
             "prompt_ids": Ragged.from_rows([row.prompt_ids for row in rows], torch.int64),

@@ -15,6 +15,9 @@ TURN_STRIDE = 1 << 32
 """Turn t of sample i draws with the sample index i + t * 2^32, so no two turns share random numbers, and the first
 draws those of a response without an environment."""
 
+LIMITED = "environment/limited/"
+"""Part of the names under which episodes that ended at a limit are counted, by limit."""
+
 
 @dataclass
 class Episode:
@@ -29,12 +32,23 @@ class Episode:
     turns: int = 0
     version: int | None = None
     is_truncated: bool = False
+    limit: str | None = None
+    """The limit that it has reached: it gets no further reply."""
+
+    has_trained_reply: bool = True
+    """Whether the last reply was one to train on."""
 
     @property
     def asked(self) -> Transcript:
         """The transcript of the question that it waits for."""
         assert self.ask is not None, "no question is open"
         return self.transcripts[self.ask.is_trained]
+
+    def forget_reply(self) -> None:
+        """Removes the last reply, which the episode has not received, and the question for it."""
+        if not self.transcripts[self.has_trained_reply].forget_reply():
+            del self.transcripts[self.has_trained_reply]
+        self.is_truncated = False
 
     def sampled_by(self, version: int) -> None:
         """Records the version of the weights that sampled a reply; the oldest counts."""
@@ -105,8 +119,10 @@ class RunningEpisodes:
 
     def finish(self, number: int, ended: Finished | None) -> None:
         """Records the result of an episode; None for one that failed."""
-        self.counts["environment/failures"] += ended is None
         episode = self.episodes.pop(number)
+        self.counts["environment/failures"] += ended is None
+        if ended is not None and episode.limit is not None:
+            self.counts[f"{LIMITED}{episode.limit}"] += 1
         transcript = episode.transcripts.get(True)
         self.results[episode.row] = EpisodeResult(
             transcript, ended, episode.version, episode.turns, episode.is_truncated

@@ -6,14 +6,13 @@ from typing import Protocol
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.episodes import run_episode
 from hybridflow.environments.interface import (
+    Answer,
     Ask,
     Event,
     Failed,
     Finished,
     Model,
     ModelInfo,
-    Over,
-    Reply,
     Request,
     Start,
 )
@@ -68,7 +67,7 @@ class LocalStage:
         self._environment = environment
         self._config = config
         self._info = info
-        self._episodes: dict[int, Coroutine[Ask, Reply | Over | None, Finished | Failed]] = {}
+        self._episodes: dict[int, Coroutine[Ask, Answer | None, Finished | Failed]] = {}
         self._events: dict[int, Event] = {}
 
     def send(self, requests: Mapping[int, Request]) -> None:
@@ -112,9 +111,9 @@ class _Suspension:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
-    def __await__(self) -> Generator[Ask, Reply | Over, Reply | Over]:
+    def __await__(self) -> Generator[Ask, Answer, Answer]:
         return (yield self._ask)
 
 
-async def _suspended(ask: Ask) -> Reply | Over:
+async def _suspended(ask: Ask) -> Answer:
     return await _Suspension(ask)

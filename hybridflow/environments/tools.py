@@ -61,9 +61,7 @@ class Toolbox:
             raise ConfigError(
                 f"tools={str(declared)[:80]} is not a list of functions.", remedy="Write tools = [function, ...]."
             )
-        own = vars(type(owner)).values()
-        bound = [tool.__get__(owner) if inspect.isfunction(tool) and tool in own else tool for tool in declared]
-        tools = [tool if isinstance(tool, CallableTool) else function_tool(tool) for tool in bound]
+        tools = [tool if isinstance(tool, CallableTool) else function_tool(_bound(tool, owner)) for tool in declared]
         names = [tool.name for tool in (*tools, *further)]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"Two tools of the environment are named '{twice}'.", remedy="Rename one of them.")
@@ -83,12 +81,22 @@ class Toolbox:
             known = ", ".join(self._tools) or "none"
             return ToolAnswer(f"Error: there is no tool '{name}'. {did_you_mean(name, self._tools)}Tools: {known}.")
         if not isinstance(arguments, dict):
-            return ToolAnswer(f"Error: the arguments of {name} must be an object.")
+            return ToolAnswer(f"Error: the arguments of {name} must be a JSON object.")
         try:
             answer = await _result(self._tools[name], arguments)
         except EpisodeError as error:
             return ToolAnswer(error.message)
         return answer if isinstance(answer, ToolAnswer) else ToolAnswer(str(answer))
+
+
+def _bound(tool: Callable[..., object], owner: object) -> Callable[..., object]:
+    """A function that the class of `owner`, or a base class, defines: as the method of this name, which a subclass may
+    override. Any other function is returned as it is."""
+    for base in type(owner).__mro__:
+        for name, value in vars(base).items():
+            if value is tool:
+                return getattr(owner, name)
+    return tool
 
 
 async def _result(tool: CallableTool, arguments: dict) -> object:

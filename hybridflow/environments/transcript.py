@@ -63,11 +63,31 @@ class TranscriptRow:
         replies = [(first, min(last, end)) for first, last in self.replies if first < end]
         return TranscriptRow([*self.prompt_ids], ids, kept, logprobs, replies)
 
+    def cut(self, tokens: int) -> None:
+        """Removes the response tokens after the first `tokens`, and their replies."""
+        del self.response_ids[tokens:], self.mask[tokens:], self.logprobs[tokens:]
+        self.replies = [(first, last) for first, last in self.replies if last <= tokens]
+
     def up_to_last_reply(self) -> "TranscriptRow":
         """A copy without what follows the last reply."""
         end = self.replies[-1][1] if self.replies else 0
         parts = (self.response_ids[:end], self.mask[:end], self.logprobs[:end])
         return TranscriptRow([*self.prompt_ids], *parts, [*self.replies])
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """The state of a transcript: lists that are replaced when it is extended, and lengths of those that grow."""
+
+    messages: list[Message]
+    shown: list[Message]
+    tools: list[Tool]
+    prompt_text: str
+    num_messages: int
+    history: int
+    reply_places: int
+    rows: int
+    response_tokens: int
 
 
 class Transcript:
@@ -106,9 +126,11 @@ class Transcript:
         """The positions of the model's replies in `history`."""
 
         self._shown = [*messages]
+        self._before: _Mark | None = None
+        """Where it was before the last question, unless that was the first one."""
+
         self._prompt_text = text_format.prompt_text(messages, tools)
-        first = text_format.prompt_ids(messages, tools) if prompt_ids is None else [*prompt_ids]
-        self.rows = [TranscriptRow(first)]
+        self.rows = [self._first_row(messages, tools) if prompt_ids is None else TranscriptRow([*prompt_ids])]
         """The rows so far, in order; the last one is growing."""
 
     @property
@@ -155,33 +177,43 @@ class Transcript:
         self._shown.append(placeholder(str(message["content"]), len(calls)))
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Continues with a conversation, given as a whole; the model replies to it next."""
+        """Continues with a conversation, given as a whole; the model replies to it next.
+
+        Raises `DataError` if the template refuses it, and `EpisodeError` if it is empty; nothing is changed then.
+        """
         known = len(self.messages)
-        self.history += messages[known:] if [*messages[:known]] == self.messages else messages
-        if [*messages[:known]] != self.messages or len(messages) == known or [*tools] != self._tools:
-            self._fork(messages, tools)
-            return
-        shown = [*self._shown, *messages[known:]]
-        text = self._format.prompt_text(shown, tools)
-        start, end = self.rows[-1].replies[-1]
-        reply_ids = self.rows[-1].response_ids[start:end]
-        ids = self._format.continuation_ids(self._prompt_text, text, self._shown[-1], reply_ids)
+        is_same = [*messages[:known]] == self.messages
+        shown, text, ids, fork = [*self._shown, *messages[known:]], "", None, None
+        if is_same and len(messages) > known and [*tools] == self._tools:
+            text = self._format.prompt_text(shown, tools)
+            start, end = self.rows[-1].replies[-1]
+            reply_ids = self.rows[-1].response_ids[start:end]
+            ids = self._format.continuation_ids(self._prompt_text, text, self._shown[-1], reply_ids)
         if ids is None:
-            self._fork(messages, tools)
-            return
-        self.rows[-1].append(ids)
-        self.messages, self._shown, self._prompt_text = [*messages], shown, text
+            shown, text = [*messages], self._format.prompt_text(messages, tools)
+            fork = self._first_row(messages, tools)
+        self._before = self._mark()
+        self._continue(ids or (), fork)
+        self.history += messages[known:] if is_same else messages
+        self.messages, self._shown, self._tools, self._prompt_text = [*messages], shown, [*tools], text
 
     def extend_ids(self, prompt_ids: Sequence[int]) -> None:
         """Continues with a whole prompt of token ids. One that changes the tokens so far begins a new row."""
-        known = self.prompt_ids
-        if [*prompt_ids[: len(known)]] == known:
-            new = prompt_ids[len(known) :]
-            self.rows[-1].append(new)
-        else:
-            new = prompt_ids
-            self.rows.append(TranscriptRow([*prompt_ids]))
+        known, self._before = self.prompt_ids, self._mark()
+        is_same = [*prompt_ids[: len(known)]] == known
+        new = prompt_ids[len(known) :] if is_same else prompt_ids
+        self._continue(new, None if is_same else TranscriptRow([*prompt_ids]))
         self._show(new)
+
+    def forget_reply(self) -> bool:
+        """Returns to the state before the last question, as if it had not been asked; False if it was the first."""
+        if (mark := self._before) is None:
+            return False
+        del self.rows[mark.rows :], self.history[mark.history :], self.reply_places[mark.reply_places :]
+        self.rows[-1].cut(mark.response_tokens)
+        self.messages, self._shown = mark.messages[: mark.num_messages], mark.shown[: mark.num_messages]
+        self._tools, self._prompt_text, self._before = mark.tools, mark.prompt_text, None
+        return True
 
     def select(self, prompt_ids: Sequence[int], response_ids: Sequence[int], response_mask: Sequence[int]) -> None:
         """Keeps one row, with this mask, which may leave out sampled tokens; see `TranscriptRow.selected`.
@@ -210,7 +242,26 @@ class Transcript:
         if ids:
             self.history.append({"role": "user", "content": self.text_of(ids)})
 
-    def _fork(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-        self.messages, self._shown, self._tools = [*messages], [*messages], [*tools]
-        self._prompt_text = self._format.prompt_text(messages, tools)
-        self.rows.append(TranscriptRow(self._format.prompt_ids(messages, tools)))
+    def _first_row(self, messages: Sequence[Message], tools: Sequence[Tool]) -> TranscriptRow:
+        if ids := self._format.prompt_ids(messages, tools):
+            return TranscriptRow(ids)
+        raise EpisodeError("it asked the model with an empty text.", remedy="Ask with a text of at least one token.")
+
+    def _continue(self, ids: Sequence[int], fork: TranscriptRow | None) -> None:
+        if fork is None:
+            self.rows[-1].append(ids)
+        else:
+            self.rows.append(fork)
+
+    def _mark(self) -> _Mark:
+        return _Mark(
+            self.messages,
+            self._shown,
+            self._tools,
+            self._prompt_text,
+            len(self.messages),
+            len(self.history),
+            len(self.reply_places),
+            len(self.rows),
+            len(self.rows[-1].response_ids),
+        )

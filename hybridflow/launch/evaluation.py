@@ -106,7 +106,9 @@ def evaluate(
         "data.eval_limit": None,
     }
     task = "calculator" if subject.path.startswith("builtin:") and not subject.settings else "none"
-    content = {"task": task, **subject.settings, **of_run, **own}
+    plays = command == "evaluate"  # responses to prompts are single replies
+    taken = {key: value for key, value in subject.settings.items() if plays or not key.startswith("environment.")}
+    content = {"task": task, **taken, **of_run, **own}
     origin = f"{ORIGIN}hybridflow {command}"
     with tempfile.TemporaryDirectory(prefix="hybridflow-") as folder:
         file = Path(folder, f"{command}.yaml")
@@ -173,7 +175,7 @@ def _is_checkpoint(directory: Path) -> bool:
 
 
 def _settings_of(run: Path) -> dict[str, object]:
-    """The settings of a run that its evaluation takes over: data, reward, and how responses are sampled."""
+    """The settings that an evaluation of a run takes over: data, environment, reward, and how responses are sampled."""
     file = run / CONFIG_FILE
     if not file.is_file():
         return {}
@@ -182,6 +184,7 @@ def _settings_of(run: Path) -> dict[str, object]:
     found = {f"model.{name}": flat.get(f"{model}.{name}") for name in ("pad_token", "dtype", "trust_remote_code")}
     kept = (
         "data.",
+        "environment.",
         "reward.",
         "rollout.eval_",
         "rollout.sampling.stop",

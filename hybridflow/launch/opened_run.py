@@ -28,7 +28,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.reporting import Reporting
 from hybridflow.launch.supervised import Start
-from hybridflow.observability.fault_ledger import FAULTS_FILE, append_faults, driver_fault
+from hybridflow.observability.fault_ledger import FAULTS_FILE, FaultOutcome, append_faults, driver_fault
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.progress import EVALUATING, Progress
@@ -178,9 +178,8 @@ def note_restart(directory: Path, start: Start, *, step: int, total: int) -> Non
     now = time.monotonic()
     ends = [*start.unrecorded, start]
     for end, until in zip(ends, [*(later.died_at for later in ends[1:]), now], strict=True):
-        lost = {"seconds": round(now - end.died_at, 3), "cost_seconds": round(until - end.died_at, 3)}
-        outcome = {"resumed_step": step, "repeated_steps": end.step - step, **lost}
-        append_faults(directory / FAULTS_FILE, [driver_fault(min(end.step + 1, total), end.how)], outcome)
+        outcome = FaultOutcome(step, end.step - step, seconds=now - end.died_at, cost_seconds=until - end.died_at)
+        append_faults(directory / FAULTS_FILE, [driver_fault(min(end.step + 1, total), end.how) | outcome.as_row()])
     seconds, said = now - start.died_at, f"The run's process {start.how}."
     back = f", {counted(start.step - step, 'step')} back" if start.step > step else ""
     logger.warning(

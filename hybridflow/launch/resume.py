@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from hybridflow.config.absolute_paths import path_settings, written_file
+from hybridflow.config.absolute_paths import command_files, path_settings, written_file
 from hybridflow.config.carried_code import imported_modules
 from hybridflow.config.data import Data
 from hybridflow.config.loop import ResumeChanged
@@ -141,7 +141,7 @@ def fingerprints(plan: RunPlan) -> Fingerprints:
     for role in plan.roles:
         found |= {} if role.model is None else _model_files(role.model.path, role.model.tokenizer_path)
     texts = _texts(plan.composed)
-    found |= (named := _named_files(texts, data))
+    found |= (named := _named_files(texts, plan.composed))
     folders = [user_path(file).absolute().parent for file in named if file != data.chat_template]
     for module, path in _modules(texts, folders).items():
         found[f"module {module}"] = {"": partial(file_fingerprint, path)}
@@ -152,7 +152,7 @@ def fingerprints_to_generate(composed: Composed) -> Fingerprints:
     """As `fingerprints`, without modules, for a run of `hybridflow generate` that has no plan yet."""
     data, model = composed.config.data, composed.config.model
     found = _data_files(data, data.eval_files) | _model_files(model.path, model.tokenizer_path)
-    return _digested(found | _named_files(_texts(composed), data), composed)
+    return _digested(found | _named_files(_texts(composed), composed), composed)
 
 
 def _digested(found: Mapping[str, Mapping[str, _Digest]], composed: Composed) -> Fingerprints:
@@ -179,10 +179,14 @@ def _texts(composed: Composed) -> list[str]:
     return [word for value in composed.flat().values() for word in words_of(value) if isinstance(word, str)]
 
 
-def _named_files(texts: Iterable[str], data: Data) -> dict[str, dict[str, _Digest]]:
-    """The files of functions and classes that settings name, and the chat template."""
+def _named_files(texts: Iterable[str], composed: Composed) -> dict[str, dict[str, _Digest]]:
+    """The files of functions and classes that settings name, those in commands of the environment, and the chat
+    template."""
+    written, template = composed.flat(), composed.config.data.chat_template
     files = {file for text in texts if (file := written_file(text)) is not None and user_path(file).is_file()}
-    files |= set() if data.chat_template is None else {data.chat_template}
+    for command in [*words_of(written["environment.program"]), *words_of(written["environment.mcp"])]:
+        files.update(command_files(command) if isinstance(command, str) else [])
+    files |= set() if template is None else {template}
     return {file: {"": partial(file_fingerprint, user_path(file))} for file in sorted(files)}
 
 

@@ -8,7 +8,7 @@ from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
-from hybridflow.workers.actor import AdapterlessActorRole
+from hybridflow.workers.actor import ActorAsReferenceRole
 from hybridflow.workers.weight_publisher import link_weights
 
 Meet = Callable[[Mapping[str, ResourcePool]], None]
@@ -41,7 +41,7 @@ def start_roles(
     }
     for role in roles:
         if role.view_of is not None:
-            groups[role.name] = groups[role.view_of].view(role.name, methods=AdapterlessActorRole.methods)
+            groups[role.name] = groups[role.view_of].view(role.name, methods=ActorAsReferenceRole.methods)
     connect_rollout(groups)
     if ACTOR in groups and ROLLOUT not in groups:
         groups[ROLLOUT] = groups[ACTOR].view(ROLLOUT)

@@ -97,8 +97,8 @@ class _Supervisor:
                     return status_after(self._asked)
                 if start.number > restarts:
                     self._say(f"{how}; trainer.restarts={restarts} is used up")
-                    for end in (*unrecorded, start):
-                        append_faults(self._run_dir / FAULTS_FILE, [driver_fault(end.step + 1, end.how)], {})
+                    ends = [driver_fault(end.step + 1, end.how) for end in (*unrecorded, start)]
+                    append_faults(self._run_dir / FAULTS_FILE, ends)
                     return 128 - status if status < 0 else status or 1
                 self._say(f"{how}; it is started again ({start.number} of {restarts})")
 

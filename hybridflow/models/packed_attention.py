@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from hybridflow.errors import EngineError
 from hybridflow.models.packing import Packing
-from hybridflow.models.tree_attention import tree_attention
+from hybridflow.models.tree_attention import operators, tree_attention
 
 IMPLEMENTATION = "hybridflow_packed"
 """The prefix of the names of attention implementations that need `packing=`."""
@@ -62,8 +62,8 @@ def packed_attention(
 
     `softcap` c turns scores s into c tanh(s / c) (Gemma 2, arXiv:2408.00118), and `sinks` are scores of a key without a
     value (GPT-OSS). Sequences that share prefixes (`packing.parents`) are attended to as if each had its own, with
-    `tree_attention` if that supports the arguments. On a GPU it uses FlashAttention if that supports the arguments (not
-    yet run on one); otherwise it computes block by block.
+    `tree_attention` if that and this version of PyTorch support the arguments. On a GPU it uses FlashAttention if that
+    supports the arguments (not yet run on one); otherwise it computes block by block.
     """
     if window is not None and window >= packing.max_seqlen:
         window = None
@@ -190,7 +190,8 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scali
 
 
 def _can_share(query: Tensor, value: Tensor) -> bool:
-    return _flash_can(query, value) if query.is_cuda else query.shape[-1] == value.shape[-1]
+    is_possible = _flash_can(query, value) if query.is_cuda else query.shape[-1] == value.shape[-1]
+    return is_possible and operators(is_cuda=query.is_cuda) is not None
 
 
 def _flash_can(query: Tensor, value: Tensor) -> bool:

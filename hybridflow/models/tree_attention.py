@@ -1,11 +1,44 @@
-"""Attention over packed sequences that share prefixes, each of which is computed once."""
+"""Attention over packed sequences that share prefixes, each of which is computed once.
+
+It calls operators that are private to PyTorch, because the public functions return no softmax denominators, and so may
+change with any version. Tested with torch 2.13, the version that hybridflow requires, on CPUs only.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.nn.attention import varlen  # noqa: F401 (registers the operators for GPUs)
 
 from hybridflow.models.packing import AttentionCall, Packing
+
+logger = logging.getLogger(__name__)
+
+_Operator = Callable[..., tuple[Tensor, ...]]
+
+
+@cache
+def operators(*, is_cuda: bool) -> tuple[_Operator, _Operator] | None:
+    """PyTorch's attention with denominators, and its backward pass; None, with a warning, if PyTorch has no such."""
+    try:
+        if is_cuda:
+            own = torch.ops.torch_attn
+            return own._varlen_attn, own._varlen_attn_backward
+        own = torch.ops.aten
+        return (
+            own._scaled_dot_product_flash_attention_for_cpu,
+            own._scaled_dot_product_flash_attention_for_cpu_backward,
+        )
+    except AttributeError as error:
+        logger.warning(
+            "torch=%s: attention to shared prefixes is computed for each sequence, which takes longer: %s",
+            torch.__version__, error,
+        )  # fmt: skip
+        return None
 
 
 def tree_attention(
@@ -75,15 +108,16 @@ def _attend(
     call: AttentionCall, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attention of [number * queries] to [number * keys] tokens, and the logarithms of its denominators [.., heads]."""
+    found = operators(is_cuda=query.is_cuda)
+    assert found is not None, "callers check that the operators exist"
+    attention, _ = found
     if query.is_cuda:
         ends = _ends(call, query.device)
         sizes = call.queries, call.keys, call.is_causal, scaling, None, True
-        attended, logs, _ = torch.ops.torch_attn._varlen_attn(query, key, value, *ends, *sizes)
+        attended, logs, _ = attention(query, key, value, *ends, *sizes)
         return attended, logs.t()
     blocks = (_blocks(part, call.number) for part in (query, key, value))
-    attended, logs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *blocks, 0.0, call.is_causal, attn_mask=None, scale=scaling
-    )
+    attended, logs = attention(*blocks, 0.0, call.is_causal, attn_mask=None, scale=scaling)
     return _rows(attended), _rows(logs)
 
 
@@ -98,15 +132,16 @@ def _gradients(
     scaling: float | None,
 ) -> tuple[Tensor, ...]:
     """Gradients of a call's queries, keys and values, from results and denominators of attention to all keys."""
+    found = operators(is_cuda=query.is_cuda)
+    assert found is not None, "callers check that the operators exist"
+    _, backward = found
     if query.is_cuda:
         unused = torch.zeros(2, dtype=torch.uint64, device=query.device)
         sizes = *_ends(call, query.device), call.queries, call.keys, call.is_causal, unused, scaling
         logs = denominator.t().contiguous()
-        return torch.ops.torch_attn._varlen_attn_backward(above, query, key, value, out, logs, *sizes)
+        return backward(above, query, key, value, out, logs, *sizes)
     blocks = (_blocks(part, call.number) for part in (above, query, key, value, out, denominator))
-    gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *blocks, 0.0, call.is_causal, attn_mask=None, scale=scaling
-    )
+    gradients = backward(*blocks, 0.0, call.is_causal, attn_mask=None, scale=scaling)
     return tuple(_rows(gradient) for gradient in gradients)
 
 

@@ -77,6 +77,39 @@ class Fault:
         return f"{replaced}continued after step {self.resumed_step}{source}{back}"
 
 
+@dataclass(frozen=True)
+class FaultOutcome:
+    """How a run continued after a fault, as the row of the fault says it."""
+
+    resumed_step: int
+    """The step after which the run continues."""
+
+    repeated_steps: int
+    """The number of finished steps that it has to repeat."""
+
+    seconds: float
+    """Time from the fault until the run continued."""
+
+    cost_seconds: float
+    """Time that the run lost, repeated work included."""
+
+    pools: str = ""
+    """The pools whose processes were replaced, joined by commas."""
+
+    source: str = ""
+    """The copy from which the trained state was restored; empty if it was kept."""
+
+    plan: str = ""
+    """The devices of a new plan; empty if the run keeps its plan."""
+
+    def as_row(self) -> dict[str, Json]:
+        """The fields of the row, without an empty source or plan; times are rounded to milliseconds."""
+        times = {"seconds": round(self.seconds, 3), "cost_seconds": round(self.cost_seconds, 3)}
+        texts = {"source": self.source, "plan": self.plan}
+        steps = {"pools": self.pools, "resumed_step": self.resumed_step, "repeated_steps": self.repeated_steps}
+        return {**steps, **{name: text for name, text in texts.items() if text}, **times}
+
+
 def driver_fault(step: int, how: str) -> dict[str, Json]:
     """The row of a fault that ended a supervised run's process in a step: `how` it ended, such as `was killed by
     SIGKILL`."""
@@ -85,14 +118,14 @@ def driver_fault(step: int, how: str) -> dict[str, Json]:
     return fault | {"message": f"The run's process {how}."}
 
 
-def append_faults(ledger: Path, faults: Sequence[Mapping[str, Json]], outcome: Mapping[str, Json]) -> None:
-    """Appends faults, each with what became of it; logs a warning if the file cannot be written."""
-    if not faults:
+def append_faults(ledger: Path, rows: Sequence[Mapping[str, Json]]) -> None:
+    """Appends faults, each with its outcome if the run continued; logs a warning if the file cannot be written."""
+    if not rows:
         return
     try:
         file = JsonLinesFile(ledger)
-        for fault in faults:
-            file.append({**fault, **outcome})
+        for row in rows:
+            file.append({**row})
         file.close()
     except (
         OSError,

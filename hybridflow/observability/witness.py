@@ -88,7 +88,7 @@ def _record(run_dir: Path, ending: Ending, *, is_supervised: bool) -> None:
         row, time_now = last_row(run_dir / METRICS_FILE), datetime.now(UTC).isoformat(timespec="seconds")
         fault = {"step": row[0] + 1 if row else 1, "time": time_now, "fault": "RayEnded", "kind": "lost_node"}
         fault |= {"policy": "stop", "message": split_remedy(ending.said)[0]}
-        append_faults(run_dir / FAULTS_FILE, [fault], {})
+        append_faults(run_dir / FAULTS_FILE, [fault])
     if (run_dir / METRICS_FILE).is_file():
         logger.info("report=%s", write_report(run_dir))
 

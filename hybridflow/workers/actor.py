@@ -187,7 +187,7 @@ class ActorRole(TrainedRole):
 
 
 @dataclass(frozen=True)
-class AdapterlessActorRole:
+class ActorAsReferenceRole:
     """The reference of a policy with a low-rank adapter: the actor's own workers, with the adapter left out."""
 
     worker_class: ClassVar[type[Worker]] = ActorWorker

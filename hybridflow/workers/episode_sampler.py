@@ -14,9 +14,13 @@ class EpisodeSampler:
     engine: RolloutEngine
     sampling: Sampling
     seed: int
+    may_continue: bool = True
+    """Replies may be followed by others, so engines keep what they have read."""
 
     def submit(self, rows: Batch, *, max_tokens: int) -> None:
-        self.engine.submit(rows, self.sampling, max_response_tokens=max_tokens, seed=self.seed)
+        self.engine.submit(
+            rows, self.sampling, max_response_tokens=max_tokens, seed=self.seed, may_continue=self.may_continue
+        )
 
     def poll(self) -> Batch:
         return self.engine.poll(max_tokens=1)

@@ -15,7 +15,8 @@ from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.rollout.interface import RolloutEngine
 
 CHECK_EVERY_TOKENS = 4
-"""How often a replica that yields asks whether another call waits; the ranks of a divided one agree on the answer."""
+"""How often a replica that yields checks for a waiting call; the ranks of a tensor- or pipeline-parallel replica decide
+together."""
 
 _AXES = ("pipeline", "tensor")
 

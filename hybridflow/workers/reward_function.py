@@ -15,6 +15,7 @@ from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.rewards.scorer import RewardScorer
+from hybridflow.workers.failed_episodes import scored_without_failures
 
 
 class RewardFunctionWorker(Worker):
@@ -38,10 +39,14 @@ class RewardFunctionWorker(Worker):
 
         `components` [B, F] stacks these columns in the order of the functions. `filter_scores` [B] are there if a
         function's dialect has them (see `RewardScorer`). Further metrics of the functions are in `meta`. Of ranks with
-        the same rows, only the one that answers calls the functions.
+        the same rows, only the one that answers calls the functions, and not for failed episodes (see
+        `scored_without_failures`).
         """
         if not self._answers:
             return Batch.of(rows={"scores": torch.zeros(len(batch))})
+        return scored_without_failures(batch, self._scored)
+
+    def _scored(self, batch: Batch) -> Batch:
         completions = decode_responses(self._tokenizer, batch.tokens("response_ids"))
         columns = {name: values for name, values in batch.objects.items() if name != "prompt"}
         with self.context.interruptible():

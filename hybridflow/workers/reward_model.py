@@ -33,6 +33,7 @@ from hybridflow.models.classification import (
 from hybridflow.models.loading import resolve_model_path, torch_dtype
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.rewards.interface import Failure
+from hybridflow.workers.failed_episodes import scored_without_failures
 from hybridflow.workers.model_worker import chosen_device, frozen_engine
 from hybridflow.workers.reward_function import RewardFunctionWorker
 from hybridflow.workers.reward_model_trainer import values_after_tokens, values_at_end
@@ -98,9 +99,13 @@ class RewardModelWorker(Worker):
 
         `rewards/<label>` [B] are the scores of each function and of the model; `components` [B, F] stacks them, the
         model's last. A process reward model also gives `token_scores`, times the weight, and its score is their sum.
+        Failed episodes are not scored (see `scored_without_failures`).
 
         Raises `RewardError` if the model's score is not finite, or a sum is beyond `LARGEST_SCORE`.
         """
+        return scored_without_failures(batch, self._scored)
+
+    def _scored(self, batch: Batch) -> Batch:
         tokens, weight = {}, self._reward.model_weight
         if self._reward.process:
             per_token = self._token_scores(batch)

@@ -116,8 +116,9 @@ class ResponseGenerator:
         with self._context.interruptible() if is_alone else nullcontext():
             sampling = setup.rollout.sampling_for(purpose)
             if self._player is not None:
-                sampler, is_evaluation = EpisodeSampler(self.engine, sampling, seed), purpose == "eval"
-                return self._player.play(prompts, sampler, seed=seed, is_evaluation=is_evaluation)
+                may_continue = setup.environment.max_turns > 1
+                sampler = EpisodeSampler(self.engine, sampling, seed, may_continue)
+                return self._player.play(prompts, sampler, seed=seed, is_evaluation=purpose == "eval")
             return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
 
     def close(self) -> None:

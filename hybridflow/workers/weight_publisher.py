@@ -100,10 +100,12 @@ class WeightPublisher:
         versions = self.versions_of(batch)
         oldest = self.version - (self._setup.max_staleness if self._setup is not None else 0)
         if versions and not oldest <= min(versions) <= max(versions) <= self.version:
+            accepts = f" and accepts versions from {oldest} on" if oldest < self.version else ""
             raise StaleWeightsError(
                 f"The samples were generated with weight versions {sorted(versions)}, but the actor is at version"
-                f" {self.version}.",
-                remedy="Update on samples of the current weights, and publish after each update.",
+                f" {self.version}{accepts}.",
+                remedy="Train on samples that are at most asynchrony.max_staleness versions old, and publish the"
+                " weights after each update.",
             )
 
     def versions_of(self, batch: Batch) -> set[int]:

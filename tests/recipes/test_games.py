@@ -15,7 +15,7 @@ from tests.oracles.environments import lake_values
 
 MODEL = builtin_path("builtin:games")
 LAKE = ["SFFF", "FHFH", "FFFH", "HFFG"]
-TASKS = ("guess_number", "frozen_lake", "kuhn_poker")
+TASKS = ("guess_number", "frozen_lake", "kuhn_poker", "calculator_tool")
 
 
 def settings(path: Path) -> dict[str, object]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hybridflow.doctor.finding import Finding, ok, skipped, warning
 from hybridflow.doctor.run.directory import RunDirectory
-from hybridflow.elastic.checkpoint import step_of
+from hybridflow.elastic.checkpoint import step_name, step_of
 from hybridflow.elastic.manifest import verify
 from hybridflow.elastic.recovery import CONFIG_FILE
 from hybridflow.errors import CheckpointError
@@ -34,7 +34,8 @@ def checkpoints(run: RunDirectory) -> Iterator[Finding]:
             f"It is passed over. To delete it: rm -r {shlex.quote(str(path))}",
         )
     for step in () if run.is_alive else run.unfinished_saves:
-        yield skipped("checkpoints", f"step_{step} was being saved when the run ended; the next start deletes the rest")
+        found = f"{step_name(step)} was being saved when the run ended; the next start deletes the rest"
+        yield skipped("checkpoints", found)
     if not paths:
         every = run.setting("trainer.save_every")
         why = f" (trainer.save_every={every})" if every is not None else ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from hybridflow.elastic.checkpoint import CheckpointStore, step_of
+from hybridflow.elastic.checkpoint import CheckpointStore, named_step, step_of
 from hybridflow.elastic.claim import is_claimed
 from hybridflow.elastic.recovery import CONFIG_FILE, FILES_OF_A_RUN
 from hybridflow.errors import DataError
@@ -143,7 +143,7 @@ class RunDirectory:
     def unfinished_saves(self) -> list[int]:
         """The steps whose checkpoints were being written when the process ended."""
         found = self.store.directory.glob(".step_*.partial-*") if self.store.directory.is_dir() else ()
-        return sorted(int(step) for path in found if (step := path.name.split(".")[1].removeprefix("step_")).isdigit())
+        return sorted(step for path in found if (step := named_step(path.name.split(".")[1])) is not None)
 
     @cached_property
     def is_claimed(self) -> bool:

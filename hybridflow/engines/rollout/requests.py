@@ -40,6 +40,9 @@ class Request:
 
     logprobs: Tensor = _NO_LOGPROBS
 
+    may_continue: bool = False
+    """The prompt of a later request may begin with its prompt and response."""
+
     def continue_under(self, version: int, *, first_token: int) -> None:
         """Records that weights of `version` sample the tokens from `first_token` on."""
         if self.runs[-1][1] == first_token:
@@ -80,7 +83,14 @@ class Responses:
 
 
 def make_requests(
-    prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int, version: int, first_number: int
+    prompts: Batch,
+    sampling: Sampling,
+    *,
+    max_response_tokens: int,
+    seed: int,
+    version: int,
+    first_number: int,
+    may_continue: bool = False,
 ) -> list[Request]:
     """A request for each row of `prompts`, numbered from `first_number`."""
     uids, samples = prompts.row("uid"), prompts.row("sample_index")
@@ -88,7 +98,7 @@ def make_requests(
     keys = row_keys(seed, uids, samples).tolist()
     rows = zip(names, prompts.tokens("prompt_ids").rows(), keys, strict=True)
     return [
-        Request(number, name, prompt, key, sampling, max_response_tokens, [(version, 0)])
+        Request(number, name, prompt, key, sampling, max_response_tokens, [(version, 0)], may_continue=may_continue)
         for number, (name, prompt, key) in enumerate(rows, start=first_number)
     ]
 

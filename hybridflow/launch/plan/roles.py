@@ -31,7 +31,7 @@ from hybridflow.launch.plan.dataflow import calling
 from hybridflow.parallel import ParallelMesh
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.rewards.factory import with_run
-from hybridflow.workers.actor import ActorRole, AdapterlessActorRole
+from hybridflow.workers.actor import ActorAsReferenceRole, ActorRole
 from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.model_worker import TrainedRole, TrainingSetup
 from hybridflow.workers.reference import ReferenceRole
@@ -45,7 +45,7 @@ ACTOR = "actor"
 CRITIC = "critic"
 
 RewardRole = RewardFunctionRole | RewardModelRole
-RoleArguments = TrainedRole | RewardRole | ReferenceRole | AdapterlessActorRole | RolloutRole
+RoleArguments = TrainedRole | RewardRole | ReferenceRole | ActorAsReferenceRole | RolloutRole
 """The keyword arguments of a role's workers; each kind is declared with its worker."""
 
 _KINDS_OF_TYPE = {
@@ -121,7 +121,7 @@ class RoleSpec:
     @property
     def view_of(self) -> str | None:
         """The role whose workers also serve this one; None for a role with its own workers."""
-        return ACTOR if isinstance(self.arguments, AdapterlessActorRole) else None
+        return ACTOR if isinstance(self.arguments, ActorAsReferenceRole) else None
 
     @property
     def generates(self) -> bool:
@@ -219,7 +219,7 @@ def _own_role(
         return _reward(config, name, config.reward)
     if need.kind is FrozenModel:
         if config.actor.lora.rank and pool_of(config, name) == pool_of(config, ACTOR):
-            return RoleSpec(name, AdapterlessActorRole(), pool_of(config, name), _mesh(config, name, config.actor))
+            return RoleSpec(name, ActorAsReferenceRole(), pool_of(config, name), _mesh(config, name, config.actor))
         return _reference(config, name, policy_model(config), dataflow)
     setup = _training_setup(config, training_of(config, name), dataflow)
     pool, mesh = pool_of(config, name), _mesh(config, name, setup.training)

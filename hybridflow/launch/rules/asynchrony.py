@@ -7,21 +7,21 @@ from hybridflow.config.algorithm import CorrectionLevel, OldLogprobs
 from hybridflow.config.derived import pool_of
 from hybridflow.config.loop import BackendKind
 from hybridflow.dataflows.interface import is_in_halves, learns_from_samples
-from hybridflow.errors import ConfigError
+from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ROLLOUT, is_colocated
 
 logger = logging.getLogger(__name__)
 
 _LEAST_INTERPOLATED = 2
-"""Steps that generation must run ahead for old log-probabilities to be interpolated."""
+"""Versions that samples must be able to be old for their old log-probabilities to be interpolated."""
 
 _SYNCHRONOUS = "use asynchrony.max_staleness=0"
 _UNBOUNDED = ("kl_cov",)
 """Losses that read the old log-probabilities, but limit the ratio of only a few tokens."""
 
 
-def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
+def asynchrony_problems(plan: RunPlan) -> Iterator[Problem]:
     """Asynchronous runs that could not work, or that would learn from older samples as if they were current.
 
     Logs where nothing overlaps.
@@ -35,6 +35,13 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[ConfigError]:
     yield from problems
     if problems:
         return
+    ahead = config.asynchrony.ahead
+    if ahead < staleness and not config.asynchrony.partial_rollouts:
+        yield Advice(
+            f"{key} with asynchrony.ahead={ahead}: no sample is more than {ahead} version{'s' * (ahead > 1)} old,"
+            " because only so many batches are generated ahead.",
+            remedy=f"Set asynchrony.ahead={staleness} as well, or use asynchrony.max_staleness={ahead}.",
+        )
     if plan.backend is BackendKind.local:
         logger.info("%s: with trainer.backend=local, nothing overlaps: only the samples are older", key)
     elif is_colocated(config):
@@ -84,8 +91,8 @@ def interpolation_problems(plan: RunPlan) -> Iterator[ConfigError]:
         yield ConfigError(
             f"{key} with {given}: samples are at most one version old, for which the interpolation gives the rollout's"
             " log-probabilities.",
-            remedy="Use algorithm.old_logprobs=auto, or let generation run at least two steps ahead:"
-            " asynchrony.max_staleness=2 asynchrony.ahead=2.",
+            remedy="Use algorithm.old_logprobs=auto, or let samples become two versions old:"
+            " asynchrony.max_staleness=2 with asynchrony.ahead=2, or with asynchrony.partial_rollouts=true.",
             key="algorithm.old_logprobs",
             among=["algorithm.old_logprobs", "asynchrony.max_staleness", "asynchrony.ahead"],
         )

@@ -4,16 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hybridflow.config.choices import is_own
+from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.schedule import recorded_steps
-from hybridflow.engines.rollout.custom import custom_engine
-from hybridflow.errors import ConfigError
+from hybridflow.engines.rollout.custom import CustomEngine, custom_engine
+from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
 
 _PARTIAL = "asynchrony.partial_rollouts=true"
 
 
-def partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
-    """Rows that cannot continue from call to call, and a schedule that cannot be repeated."""
+def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
+    """Rows that cannot continue from call to call, deadlines that never pass, and a schedule that cannot be repeated."""
     config = plan.config
     if not config.asynchrony.partial_rollouts:
         return
@@ -31,13 +32,13 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
             key="asynchrony.partial_rollouts",
             among=["environment.name", "asynchrony.partial_rollouts"],
         )
-    engine = config.rollout.engine
-    if engine is not None and is_own(engine) and "submit" not in dir(custom_engine(engine)):
-        yield ConfigError(
-            f"{_PARTIAL}: rollout.engine={engine} has no method submit, so its rows cannot continue after an update.",
-            remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine, or use"
-            " asynchrony.partial_rollouts=false.",
-            key="rollout.engine",
+    yield from _engine_problems(config)
+    deadline, longest = config.asynchrony.deadline_tokens, config.data.max_response_tokens
+    if deadline is not None and deadline >= longest:
+        yield Advice(
+            f"asynchrony.deadline_tokens={deadline} is not below data.max_response_tokens={longest}: a response ends"
+            " before this deadline, unless it waits for a place in the engine.",
+            remedy="Set a lower deadline, or leave asynchrony.deadline_tokens out.",
         )
     if config.asynchrony.replay is not None:
         recorded = len(recorded_steps(Path(config.asynchrony.replay)))
@@ -49,3 +50,24 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[ConfigError]:
                 key="asynchrony.replay",
                 among=["asynchrony.replay", "trainer.total_steps"],
             )
+
+
+def _engine_problems(config: Experiment) -> Iterator[Problem]:
+    """An engine of the user's that only generates whole batches, or rows to their ends in spite of a deadline."""
+    name = config.rollout.engine
+    if name is None or not is_own(name):
+        return
+    engine, deadline = custom_engine(name), config.asynchrony.deadline_tokens
+    if "submit" not in dir(engine):
+        yield ConfigError(
+            f"{_PARTIAL}: rollout.engine={name} has no method submit, so its rows cannot continue after an update.",
+            remedy="Derive it from hybridflow.engines.rollout.custom.CustomEngine, or use"
+            " asynchrony.partial_rollouts=false.",
+            key="rollout.engine",
+        )
+    elif deadline is not None and isinstance(engine, type) and issubclass(engine, CustomEngine):
+        yield Advice(
+            f"asynchrony.deadline_tokens={deadline} cuts off no response: rollout.engine={name} generates rows to their"
+            " ends, and each call of its method respond counts as one decoding step.",
+            remedy="Leave out asynchrony.deadline_tokens, and limit responses by data.max_response_tokens.",
+        )

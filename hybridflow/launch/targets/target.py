@@ -32,7 +32,6 @@ _SECONDS = (86400, 3600, 60, 1)
 
 _APPTAINER = ".sif"
 _REQUEUES = {TargetKind.slurm: 20, TargetKind.kuberay: 3}
-_REQUEUES = {TargetKind.slurm: 20, TargetKind.kuberay: 3}
 _MOUNT_FORMS = {
     TargetKind.slurm: (r"/[^:]*:/[^:]*(:[^:]+)?", "a directory and where it is mounted, such as /data:/data"),
     TargetKind.kuberay: (r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?:/[^:]*", "a claim and where it is mounted: claim:/data"),
@@ -179,7 +178,8 @@ class Target:
     )  # fmt: skip
     requeues: int | None = _option(
         "N",
-        "starts after the first: after a notice or a lost node (slurm, default 20), or a failure (kuberay, default 3)",
+        f"starts after the first: after a notice or a lost node (slurm, default {_REQUEUES[_SLURM]}), or a failure"
+        f" (kuberay, default {_REQUEUES[_KUBERAY]})",
         _whole, _SLURM, _KUBERAY,
     )  # fmt: skip
     line: tuple[str, ...] = _option(

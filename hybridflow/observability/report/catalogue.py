@@ -47,6 +47,12 @@ _ENTRIES = (
         is_log=True,
     ),
     _Entry("Learning rates", r"(?:actor|critic)/lr", ""),
+    _Entry(
+        "Staleness",
+        r"async/staleness/(?:mean|max|p95)",
+        "Versions between the weights that sampled a token and those that are trained on it.",
+    ),
+    _Entry("Groups ahead", r"async/groups/(?:running|done)", "Groups of later steps that are generated, or are ready."),
     _Entry("Throughput", r"perf/throughput", "Tokens per second per device."),
     _Entry("Idle pools", r"perf/idle_fraction/.+", "Fraction of a step in which no rank of the pool runs a call."),
 )

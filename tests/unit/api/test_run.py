@@ -104,6 +104,21 @@ def test_the_same_objects_resume_and_other_objects_are_refused(desk):
     assert len(list((anew.run_dir / "inputs").rglob("data.jsonl"))) == 1, "inputs of the earlier runs are kept"
 
 
+def test_a_complete_run_starts_nothing_and_gives_its_result_again(desk):
+    def run() -> hybridflow.Result:
+        return hybridflow.run("grpo", SETTINGS, data=ROWS, eval_data=ROWS[:3], reward=shorter, **desk)
+
+    first = run()
+    log = first.run_dir / "run.log"
+    earlier = log.read_text()
+    assert "all roles" in earlier
+    evaluation, samples = dict(first.evaluation), len(first.samples)
+    again = run()
+    assert (dict(again.evaluation), len(again.samples)) == (evaluation, samples)
+    words = log.read_text()[len(earlier) :]
+    assert "the run is complete: checkpoint=" in words and "all roles" not in words, words
+
+
 def test_a_model_with_other_random_weights_does_not_resume_and_the_error_says_why(desk):
     hybridflow.run("grpo", {**SETTINGS, "trainer.total_steps": 1}, data=ROWS, reward=shorter, **desk)
     stored = sorted(Path("runs/run/inputs").iterdir())

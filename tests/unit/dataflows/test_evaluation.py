@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from hybridflow.batch import Batch
 from hybridflow.dataflows.evaluation import Parts, evaluate_responses, samples_of
 from hybridflow.models.tokenizers import decode_responses, load_tokenizer
 from hybridflow.observability.metrics import Metrics
@@ -72,6 +73,35 @@ def test_a_prompt_passes_with_the_best_of_its_samples(toy_dir, tmp_path):
     assert values["val-core/easy/acc/mean@2"] == 0.25
     assert values["val-core/easy/acc/pass@2"] == 0.5
     assert values["val-core/sums/acc/pass@2"] == pytest.approx(1 / 3)
+
+
+def test_failed_episodes_are_left_out_of_an_evaluation(toy_dir, tmp_path):
+    roles, directory = local_roles(toy_dir(), rewards=[by_uid(tmp_path, "float(p[0]) ** 2")]), toy_dir()
+    prompts = calculator_prompts(directory, 5).with_columns(
+        rows={"uid": torch.arange(5)}, objects={"answer": ["9"] * 5}
+    )
+    lost = torch.zeros(10, dtype=torch.bool).index_fill(0, torch.tensor([0, 2, 4, 5]), value=True)
+
+    class Loses:
+        def generate(self, prompts, purpose="train"):
+            return roles.groups["rollout"].generate(prompts, purpose).join(Batch.of(rows={"failed": lost}))
+
+    metrics, _ = evaluate_responses(
+        Loses(),
+        roles.groups["reward"],
+        Parts(prompts, 1, lambda done, total: None),
+        samples_per_prompt=2,
+        sample_rows=0,
+        decode=lambda ids: [""] * len(ids),
+        what="acc",
+    )
+    # of the prompts with the scores 0, 1, 4, 9 and 16, the first two have lost a sample, and the third both
+    assert {name: (measure.value, measure.weight) for name, measure in metrics.items()} == {
+        "val-core/easy/acc/mean@2": (pytest.approx((0 + 16 + 16) / 3), 3),
+        "val-core/easy/acc/pass@2": ((0 + 16) / 2, 2),
+        "val-core/sums/acc/mean@2": (pytest.approx((1 + 9 + 9) / 3), 3),
+        "val-core/sums/acc/pass@2": ((1 + 9) / 2, 2),
+    }
 
 
 def test_of_several_functions_each_has_its_own_mean(toy_dir, tmp_path):

@@ -64,6 +64,14 @@ def test_each_function_has_its_mean_over_the_responses_that_it_scored(scores, me
     assert found["rewards/format/not_scored"].value == 4 - weight
 
 
+def test_failed_episodes_have_no_score_of_their_own():
+    scores, failed = [1.0, 0.0, 0.0, 0.0], torch.tensor([False, False, True, True])
+    found = measured(scores, failed=failed, **{"rewards/format": torch.tensor(scores)})
+    assert (found["critic/score/mean"].value, found["critic/score/mean"].weight) == (0.5, 2)
+    assert (found["rewards/format/mean"].value, found["rewards/format/mean"].weight) == (0.5, 2)
+    assert measured(scores, failed=torch.ones(4, dtype=torch.bool))["critic/score/mean"].value == 0.25
+
+
 def test_information_of_environments_is_averaged_over_the_episodes_that_have_it():
     def of_rank(rows: int, **meta: float) -> BatchRef:
         batch = sequences([2] * rows, [3] * rows).with_columns(
@@ -76,6 +84,9 @@ def test_information_of_environments_is_averaged_over_the_episodes_that_have_it(
         )
         return BatchRef.of(batch, LocalBackend())
 
+    limited = [of_rank(1, limited=1.0), of_rank(3, limited=0.0)]
+    fraction = batch_metrics(BatchRef.concat(limited))["environment/solved_fraction"]
+    assert (fraction.value, fraction.weight) == (0.25, 4.0)
     ranks = [of_rank(1, info=1.0, episodes_with=1.0), of_rank(3, info=0.0, episodes_with=2.0), of_rank(2)]
     found = batch_metrics(BatchRef.concat(ranks))
     assert (found["environment/info/solved"].value, found["environment/info/solved"].weight) == (1 / 3, 3.0)

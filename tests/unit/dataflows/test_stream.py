@@ -1,5 +1,6 @@
 """Groups that are generated across updates: staleness, accounts, replay, deadlines, resuming, and faults."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from hybridflow.config.asynchrony import OnDeadline, WhenStale
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.dataflows import stream
+from hybridflow.dataflows import discards, stream
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.loop import Loop
@@ -136,6 +137,7 @@ def test_t6_a_run_that_resumes_at_any_step_trains_on_each_prompt_once(toy_dir, t
         assert max(row["async/staleness/max"] for row in rows_of(again)) <= 2
         assert max(row["async/groups/running"] + row["async/groups/done"] for row in rows_of(again)) <= 2 * GROUPS
         assert rows_of(again)[-1]["async/groups/consumed"] == GROUPS * STEPS
+        assert rows_of(again)[-1]["async/length_ratio"] == 1.0  # all responses have been trained on
     assert any(found) == overlaps
     with pytest.raises(ConfigError, match="was resumed"):
         (tmp_path / "resumed").mkdir()
@@ -229,6 +231,29 @@ def test_t10_a_straggler_meets_its_deadline_and_is_counted(toy_dir, tmp_path, po
     loop = Loop(again)
     loop.resume(run.checkpoints.open(tmp_path / "checkpoints" / "step_2"))
     assert loop.run().steps == STEPS
+
+
+def test_a_run_that_can_use_no_group_ends_with_a_sentence(toy_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(discards, "MOST_IN_A_ROW", 40)
+    run = streamed(toy_dir(), tmp_path, staleness=3, deadline_tokens=1, on_deadline=OnDeadline.replace)
+    monkeypatch.setattr(sys.modules[__name__], "LENGTHS", (LONG,) * GROUPS)
+    with pytest.raises(ConfigError, match="80 groups were discarded one after another") as caught:
+        Loop(run).run()
+    assert caught.value.message.startswith("asynchrony.on_deadline=replace asynchrony.deadline_tokens=1:")
+    assert "Raise asynchrony.deadline_tokens, or use asynchrony.on_deadline=truncate." in caught.value.remedy
+
+
+def test_the_ratio_of_lengths_continues_when_a_run_resumes(toy_dir, tmp_path):
+    settings = {"staleness": 1, "steps": 8, "when_stale": WhenStale.drop}
+    whole = streamed(toy_dir(), tmp_path / "whole", save_every=1, **settings)
+    Loop(whole).run()
+    again = streamed(toy_dir(), tmp_path / "again", **settings)
+    loop = Loop(again)
+    loop.resume(whole.checkpoints.open(tmp_path / "whole" / "checkpoints" / "step_6"))
+    loop.run()
+    before = rows_of(whole)[5]["async/length_ratio"]
+    assert before < 0.95  # without the steps before, the ratio would begin again near 1
+    assert rows_of(again)[0]["async/length_ratio"] == pytest.approx(before, abs=0.08)
 
 
 @pytest.mark.parametrize("what", ["no samples", "other rows", "greedy first"])

@@ -66,6 +66,11 @@ def test_other_settings_do_not_hide_other_inputs():
         ("data", "chat_template", "b.jinja"),
         ("data", "system_prompt", "Be brief."),
         ("data", "as_chat", True),
+        ("environment", "name", "frozen_lake"),
+        ("environment", "program", "python agent.py"),
+        ("environment", "mcp", ["python server.py"]),
+        ("environment", "credit", "turn"),
+        ("environment", "settings", {"moves": 16}),
         ("reward", "functions", ["rb.py:score"]),
         ("reward", "process", True),
         ("reward", "model", {"path": "other"}),
@@ -92,6 +97,7 @@ def test_settings_that_choose_inputs_change_only_when_that_is_accepted(section, 
         {"actor": {"optimizer": {"learning_rate": 1e-6}}},
         {"data": {"eval_files": ["held_out.jsonl"], "eval_limit": 8}},
         {"rollout": {"sampling": {"temperature": 0.9}}},
+        {"environment": {"max_turns": 4, "processes": 2}},
     ],
 )
 def test_settings_of_training_may_change_by_intent(change):
@@ -113,11 +119,16 @@ def test_the_settings_that_may_not_change_are_all_in_the_configuration():
         ("a/x?split=train", "b/x?split=train", True),
         ("x?split=a/b", "x?split=c/b", False),
         ("verl:a/x.py:f", "verl:b/x.py:f", True),
+        ("python a/x.py", "python b/x.py", True),
+        ("python a/x.py", "python3 b/x.py", False),
+        ("python a/x.py", "python b/x.py --easy", False),
     ],
 )
 def test_only_directories_may_differ(old, new, is_moved):
     digests = {"": "sha"}
-    before, after = ({path: digests, path.removeprefix("verl:").removesuffix(":f"): digests} for path in (old, new))
+    before, after = (
+        {word.removeprefix("verl:").removesuffix(":f"): digests for word in path.split()} for path in (old, new)
+    )
     settings = with_moves_undone({"files": [old]}, {"files": [new]}, ["files"], before, after)
     assert settings["files"] == ([old] if is_moved else [new])
 

@@ -11,13 +11,13 @@ ROW = json.loads(sys.stdin.readline())
 HOW = sys.argv[1]
 
 
-def ask(messages, *, key=os.environ["OPENAI_API_KEY"], path="/chat/completions", **more):
+def ask(messages, *, key=os.environ["OPENAI_API_KEY"], path="/chat/completions", timeout=60, **more):
     """The status and the body of a response."""
     body = json.dumps({"model": "any", "messages": messages, "temperature": 0.5, **more}).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, data=body, headers=headers)
     try:
-        with urllib.request.urlopen(request) as response:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
             return response.status, json.loads(response.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
@@ -72,6 +72,21 @@ def forks(messages):
     ask([{"role": "user", "content": "something else"}])
 
 
+def refused(messages):
+    found = [ask([*messages, *messages]), ask(messages)]
+    with open(sys.argv[2], "w") as file:
+        json.dump([[status, body.get("error")] for status, body in found], file)
+    print(0.25)
+
+
+def stops_waiting(messages):
+    try:
+        ask(messages, timeout=0.1)
+    except OSError:
+        ask(messages)
+        print(1.0)
+
+
 def silent(messages):
     print(1)
 
@@ -96,4 +111,5 @@ def loses(messages):
     sys.exit(1)
 
 
-globals()[HOW]([{"role": "user", "content": ROW["prompt"]}])
+PROMPT = ROW["prompt"]
+globals()[HOW](PROMPT if isinstance(PROMPT, list) else [{"role": "user", "content": PROMPT}])

@@ -12,6 +12,7 @@ from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.workers.episode_sampler import EpisodeSampler
 from tests.toys import toy_model
+from tests.unit.environments.families import end_id, tokenizer_of
 
 FILE = Path(__file__).with_name("toy_environments.py")
 END = 1
@@ -59,6 +60,56 @@ class Player:
 
     def withdraw(self) -> None:
         self._sampler.withdraw()
+
+
+class Parrot:
+    """A model that gives the same reply to everything, with the tokenizer of a family."""
+
+    def __init__(self, family: str, reply: str = "fine") -> None:
+        self.tokenizer, self.end = tokenizer_of(family), end_id(family)
+        self.prompts: list[str] = []
+        self._ids = [*self.tokenizer.encode(reply, add_special_tokens=False), self.end]
+        self._sampled: list[Batch] = []
+
+    def play(self, prompts: Batch, **settings) -> Batch:
+        """The episodes of an environment."""
+        player = EpisodePlayer(
+            EnvironmentSettings(**settings), self.tokenizer, (self.end,), max_prompt_tokens=900, max_response_tokens=900
+        )
+        try:
+            return prompts.join(player.play(prompts, self, seed=0))
+        finally:
+            player.close()
+
+    def submit(self, rows: Batch, *, max_tokens: int) -> None:
+        assert len(self._ids) <= max_tokens
+        count = len(rows)
+        self.prompts += [str(self.tokenizer.decode(ids)) for ids in rows.tokens("prompt_ids").rows()]
+        replies = Batch.of(
+            rows={"weight_version": torch.full((count,), 7), "truncated": torch.zeros(count, dtype=torch.bool)},
+            tokens={
+                "response_ids": Ragged.from_rows([self._ids] * count, torch.int64),
+                "rollout_logprobs": Ragged.from_rows([[-1.0] * len(self._ids)] * count, torch.float32),
+            },
+        )
+        self._sampled.append(rows.only(["uid", "sample_index"]).join(replies))
+
+    def poll(self) -> Batch:
+        sampled, self._sampled = Batch.concat(self._sampled), []
+        return sampled
+
+    def withdraw(self) -> None:
+        self._sampled.clear()
+
+
+def conversations(texts: list[str], *, samples: int = 1, **columns: list) -> Batch:
+    """Messages of the user as a loader gives them; the uids begin at 5."""
+    batch = Batch.of(
+        rows={"uid": torch.arange(len(texts)) + 5},
+        tokens={"prompt_ids": Ragged.from_rows([[5, 6]] * len(texts), torch.int64)},
+        objects={"prompt": [[{"role": "user", "content": text}] for text in texts]},
+    )
+    return batch.repeat(samples).with_columns(objects=columns)
 
 
 def prompts_of(tokenizer: PreTrainedTokenizerBase, texts: list[str], *, samples: int = 1, **columns: list) -> Batch:

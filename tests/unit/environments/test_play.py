@@ -183,7 +183,33 @@ def test_a_first_prompt_beyond_the_limit_is_an_error(tokenizer):
     prompts = prompts_of(tokenizer, TEXTS[:1], opening=["begin: " * 10])
     with Player(tokenizer, "Echo", processes=0) as player, pytest.raises(EpisodeError, match="has 70 tokens") as error:
         player.play(prompts)
-    assert "data.max_prompt_tokens" in error.value.remedy
+    assert "Raise data.max_prompt_tokens" in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "remedy"),
+    [
+        ({"max_turns": 2}, "environment.max_turns=2", "raise environment.max_turns"),
+        ({"tokens": 17, "settings": {"turns": 8}}, "data.max_response_tokens=17", "lower environment.max_turn_tokens"),
+    ],
+)
+def test_it_is_counted_and_said_once_that_most_episodes_end_at_a_limit(tokenizer, caplog, settings, limit, remedy):
+    prompts, name = prompts_of(tokenizer, TEXTS, samples=2), limit.split("=")[0].split(".")[1]
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, **settings) as player:
+        for _ in range(2):
+            found = player.play(prompts)
+    assert found.meta[f"environment/limited/{name}"] == 8.0
+    assert caplog.text.count(f"8 of 8 episodes ended at {limit} before they were done") == 1 and remedy in caplog.text
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
+        found = player.play(prompts)
+    assert found.meta["environment/limited/max_turns"] == found.meta["environment/limited/max_response_tokens"] == 0.0
+    assert caplog.text.count("before they were done") == 1
+
+
+def test_an_episode_that_has_reached_a_limit_gets_no_further_reply(tokenizer):
+    with Player(tokenizer, "insists", processes=0, max_turn_tokens=6, tokens=9) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS))
+    assert found.row("turns").tolist() == [1.0] * 4 and found.object("episode_return") == [3.0] * 4
 
 
 def test_limits_of_turns_and_tokens_end_an_episode_with_what_it_has_earned(tokenizer):
@@ -228,6 +254,24 @@ def test_a_step_that_returns_something_else_is_an_error(tokenizer, tmp_path, act
         player.play(prompts)
     assert found in error.value.message and "environment.error_budget" in error.value.remedy
     assert len(list(tmp_path.iterdir())) == 1  # it is not tried again
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_an_error_of_close_does_not_hide_that_of_a_step(tokenizer, processes):
+    prompts = prompts_of(tokenizer, TEXTS[:1])
+    with Player(tokenizer, "FailsTwice", processes=processes) as player, pytest.raises(EpisodeError) as error:
+        player.play(prompts)
+    assert "it raised ZeroDivisionError: the cause (toy_environments.py, line" in error.value.message
+    assert "Its method 'close' then raised ValueError: closing (toy_environments.py, line" in error.value.message
+    with Player(tokenizer, "FailsToClose", processes=processes) as player, pytest.raises(EpisodeError) as error:
+        player.play(prompts)
+    assert "it raised ValueError: closing" in error.value.message
+
+
+def test_an_environment_may_return_information_from_reset_as_in_gymnasium(tokenizer):
+    with Player(tokenizer, "Informs", processes=0, max_turn_tokens=6) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:1]))
+    assert found.object("prompt") == ["begin: "] and found.object("episode_return") == [6.0]
 
 
 @pytest.mark.parametrize(

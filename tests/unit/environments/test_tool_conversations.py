@@ -1,5 +1,6 @@
 """Conversations with tools from end to end, with a model that says what it is told to."""
 
+import pytest
 import torch
 
 from hybridflow.batch import Batch, Ragged
@@ -75,10 +76,21 @@ def test_a_call_is_answered_by_the_tool_and_the_last_reply_is_the_step():
     assert found.tokens("turn_rewards").row(0).nonzero().flatten().tolist() == [len(mask) - 1]
 
 
+@pytest.mark.parametrize(
+    ("name", "total"), [("Counts", 3), ("CountsMore", 3), ("CountsTwice", 6), ("CountsByProperty", 3)]
+)
+def test_tools_are_found_as_python_finds_attributes(name, total):
+    model = Recited("qwen2_5", ['<tool_call>{"name": "count", "arguments": {"number": 3}}</tool_call>', "done"])
+    found = played(model, environment=f"{FILE}:{name}")
+    assert '"name": "count"' in model.prompts[0] and "self" not in model.prompts[0]
+    assert f"<tool_response>\ntotal {total}\n</tool_response>" in model.prompts[1]
+    assert found.object("episode_return") == [float(total)]
+
+
 def test_mistakes_are_answered_with_an_explanation_and_the_episode_goes_on():
     model = Recited("qwen2_5", ["<tool_call>add(12)</tool_call>", CALL.replace("add", "ad"), CALL, "24"])
     found = played(model)
-    assert "This is a tool call no JSON" in model.prompts[1]
+    assert "The tool call is not valid JSON" in model.prompts[1]
     assert "there is no tool 'ad'. Did you mean 'add'?" in model.prompts[2]
     assert found.object("episode_return") == [1.0] and found.row("turns").tolist() == [4.0]
 

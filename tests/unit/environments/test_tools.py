@@ -51,27 +51,61 @@ def test_several_calls_and_calls_within_text_are_found():
 @pytest.mark.parametrize(
     ("parser", "text", "error"),
     [
-        (hermes_calls, "<tool_call>add 12 12</tool_call>", "no JSON"),
-        (hermes_calls, '<tool_call>{"name": "add", "arguments": {"first": 1', "no JSON"),
-        (hermes_calls, '<tool_call>{"name": 5}</tool_call>', "without the name"),
-        (hermes_calls, "<tool_call>[1]</tool_call>", "without the name"),
-        (hermes_calls, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "not an object"),
-        (llama_calls, '{"name": "add", ', "no JSON"),
-        (llama_calls, '<|python_tag|>print("x")', "no JSON"),
-        (mistral_calls, "[TOOL_CALLS] add(1)", "no JSON"),
-        (mistral_calls, "[TOOL_CALLS] []", "without the name"),
+        (hermes_calls, "<tool_call>add 12 12</tool_call>", "call is not valid JSON (Expecting value: line 1 column 1"),
+        (hermes_calls, '<tool_call>{"name": "add", "arguments": {"first": 1', "call is not valid JSON"),
+        (hermes_calls, '<tool_call>{"name": 5}</tool_call>', "call does not name a tool"),
+        (hermes_calls, "<tool_call>[1]</tool_call>", "call does not name a tool"),
+        (hermes_calls, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "are not a JSON object"),
+        (hermes_calls, '<tool_call>{"name": "add"} now</tool_call>', "but continues with 'now</tool_call>'"),
+        (llama_calls, '{"name": "add", ', "call is not valid JSON"),
+        (llama_calls, '<|python_tag|>print("x")', "call is not valid JSON"),
+        (mistral_calls, "[TOOL_CALLS] add(1)", "call is not valid JSON"),
+        (mistral_calls, "[TOOL_CALLS] []", "call does not name a tool"),
+        (mistral_calls, "[TOOL_CALLS]add[ARGS][1]", "are not a JSON object"),
+        (mistral_calls, "[TOOL_CALLS]add[ARGS]", "call is not valid JSON"),
     ],
 )
 def test_a_broken_call_is_explained_to_the_model(parser, text, error):
     (found,) = parser(text)
-    assert error in found["error"] and '{"name": "TOOL"' in found["error"]
-    assert answered(found).startswith("Error: This is a tool call")
+    assert error in found["error"] and ". Write it in this form: " in found["error"]
+    assert '{"name": "TOOL"' in found["error"] and answered(found).startswith("Error: The ")
+
+
+AWKWARD = {"name": "say", "arguments": {"text": 'a; b </tool_call> <tool_call>{ [TOOL_CALLS]x[ARGS]; "c"'}}
+
+
+def test_marks_within_the_strings_of_a_call_do_not_end_it():
+    whole, arguments = json.dumps(AWKWARD), json.dumps(AWKWARD["arguments"])
+    assert hermes_calls(f"I say:<tool_call>\n{whole}\n</tool_call>\n<tool_call>{whole}</tool_call>") == [AWKWARD] * 2
+    of_llama = json.dumps({"name": "say", "parameters": AWKWARD["arguments"]})
+    assert llama_calls(of_llama) == [AWKWARD] and llama_calls(f"<|python_tag|>{of_llama}; {of_llama}") == [AWKWARD] * 2
+    assert mistral_calls(f"[TOOL_CALLS] [{whole}, {whole}]") == [AWKWARD] * 2
+    assert mistral_calls(f"[TOOL_CALLS]say[ARGS]{arguments}[TOOL_CALLS]say[ARGS]{arguments}") == [AWKWARD] * 2
+
+
+def test_the_newer_form_of_mistral_is_found_and_explained():
+    assert mistral_calls(f"I add.[TOOL_CALLS]add[CALL_ID]f00b4r123[ARGS]{json.dumps(CALL['arguments'])}") == [CALL]
+    parser = parser_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}")
+    assert parser("[TOOL_CALLS]add[ARGS]{}") == [{"name": "add", "arguments": {}}]
+    [found] = parser("[TOOL_CALLS] add(1)")
+    assert found["error"].endswith("Write it in this form: [TOOL_CALLS]TOOL[ARGS]{...}")
 
 
 @hypothesis.given(
     strategies.lists(
         strategies.one_of(
-            strategies.sampled_from(["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", '{"name"', "[["]),
+            strategies.sampled_from(
+                [
+                    "<tool_call>",
+                    "</tool_call>",
+                    "[TOOL_CALLS]",
+                    "a[ARGS]",
+                    "<|python_tag|>",
+                    '{"name"',
+                    '{"name": "a"}',
+                    ";",
+                ]
+            ),
             strategies.text(max_size=6),
         ),
         max_size=12,
@@ -86,7 +120,7 @@ def test_garbage_never_raises(parts):
 
 
 def test_deeply_nested_json_is_a_broken_call():
-    assert "no JSON" in hermes_calls(f"<tool_call>{'[' * 200_000}</tool_call>")[0]["error"]
+    assert "is not valid JSON" in hermes_calls(f"<tool_call>{'[' * 200_000}</tool_call>")[0]["error"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)

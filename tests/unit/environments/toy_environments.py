@@ -4,6 +4,10 @@ import asyncio
 import os
 import random
 import time
+from typing import ClassVar
+
+from hybridflow.environments.interface import EpisodeOver
+from hybridflow.errors import EpisodeError
 
 
 def add(first: int, second: int) -> str:
@@ -137,6 +141,162 @@ class Misbehaves(Echo):
             "long": lambda: ("x" * 500, 1.0, False, {}),
         }
         return acts[self.act]()
+
+
+class Says(Echo):
+    """Answers the first reply with what the row says."""
+
+    def step(self, action):
+        return super().step(action) if self.turn or self.says is None else self._say()
+
+    def reset(self, row, *, seed):
+        self.says = row["says"]
+        return super().reset(row, seed=seed)
+
+    def _say(self):
+        self.turn += 1
+        return self.says, 1.0, False, {}
+
+
+async def asks(model, row):
+    """Asks the model what the row says."""
+    await model.reply(row["prompt"] if row["says"] is None else row["says"])
+    return 1.0
+
+
+async def asks_again(model, row):
+    """The same, and asks properly if that was an error."""
+    try:
+        await model.reply(row["says"])
+    except EpisodeError as error:
+        await model.reply(row["prompt"])
+        return 0.5, {"said": str(error)}
+    return 1.0
+
+
+async def insists(model, row):
+    """Asks on after its limit, also with a shorter conversation; the reward counts the refusals."""
+    messages = [{"role": "user", "content": row["prompt"]}]
+    reply = await model.reply(messages)
+    refusals = 0
+    for text in (" much more than there is room for", " again", ""):
+        try:
+            await model.reply([*messages, reply.message, {"role": "user", "content": text}] if text else messages)
+        except EpisodeOver:
+            refusals += 1
+    return float(refusals)
+
+
+async def twice(model, row):
+    """Asks what the row says, perhaps after something else."""
+    if row["forks"]:
+        await model.reply(row["prompt"])
+    await model.reply(row["says"])
+    return 1.0
+
+
+async def silent(model, row):
+    """Does not ask the model."""
+    return 1.0
+
+
+async def impatient(model, row):
+    """Stops waiting for a reply once, or for its last one too; the reward counts the tokens of the other prompts."""
+    first = [{"role": "user", "content": row["prompt"]}]
+    reply = await model.reply(first)
+    prompts, messages = reply.num_prompt_tokens, [*first, reply.message]
+    await _unanswered(model, [*messages, {"role": "user", "content": " first question"}])
+    messages.append({"role": "user", "content": " another"})
+    reply = await model.reply(messages)
+    if row["again"]:
+        await _unanswered(model, [*messages, reply.message, {"role": "user", "content": " the last"}])
+    return float(prompts + reply.num_prompt_tokens)
+
+
+async def hasty(model, row):
+    """Does not wait for its first reply."""
+    await _unanswered(model, [{"role": "user", "content": "other"}])
+    reply = await model.reply([{"role": "user", "content": row["prompt"]}])
+    return float(reply.num_prompt_tokens)
+
+
+async def _unanswered(model, messages):
+    asked = asyncio.ensure_future(model.reply(messages))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.wait([asked])
+
+
+class Informs(Echo):
+    """Returns information from `reset` too, as Gymnasium's environments do."""
+
+    def reset(self, row, *, seed):
+        super().reset(row, seed=seed)
+        return "begin: ", {"level": 1}
+
+
+class FailsTwice(Echo):
+    """Fails in its first step, and then when it is closed."""
+
+    def step(self, action):
+        raise ZeroDivisionError("the cause")
+
+    def close(self):
+        raise ValueError("closing")
+
+
+class FailsToClose(Echo):
+    def close(self):
+        raise ValueError("closing")
+
+
+class Counts:
+    """Has a method as a tool, declared in the class."""
+
+    def __init__(self):
+        self.total = 0
+
+    def count(self, number: int) -> str:
+        """Adds to the total.
+
+        Args:
+            number: What to add.
+        """
+        self.total += number
+        return f"total {self.total}"
+
+    tools: ClassVar = [count]
+
+    def reset(self, row):
+        return None
+
+    def step(self, action):
+        return "", float(self.total), True, {}
+
+
+class CountsMore(Counts):
+    """Inherits the tool."""
+
+
+class CountsTwice(Counts):
+    """Overrides the tool."""
+
+    def count(self, number: int) -> str:
+        """Adds twice to the total.
+
+        Args:
+            number: What to add.
+        """
+        return super().count(2 * number)
+
+
+class CountsByProperty(Counts):
+    """Gives its tools by a property."""
+
+    @property
+    def tools(self):
+        return [self.count]
 
 
 class Adds:

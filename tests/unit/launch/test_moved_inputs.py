@@ -82,6 +82,8 @@ def refused(checkpoint: Checkpoint, *words: str) -> str:
         "algorithm.policy_loss={}/right.py:loss",
         "data.train_files=[{}/sums.jsonl]",
         "actor.model.path={}/model",
+        "environment.program='python {}/right.py --port 1'",
+        "environment.mcp=['python {}/right.py']",
     ],
 )
 def test_only_the_same_contents_in_another_directory_resume(setting, folder):

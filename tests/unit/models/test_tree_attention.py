@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hybridflow.models.heads import packed_hidden_states
 from hybridflow.models.packed_attention import packed_attention, use_packed_attention
 from hybridflow.models.packing import Packing
-from hybridflow.models.tree_attention import tree_attention
+from hybridflow.models.tree_attention import operators, tree_attention
 from tests.unit.models.test_packed_attention import CPU, MODELS, check_same, hidden_and_gradients, plain
 
 
@@ -100,3 +100,15 @@ def test_hidden_states_and_gradients_of_models_are_those_without_sharing(make):
     assert whole.lengths == tuple(sum(TREE.lengths[part] for part in path) for path in PATHS)
     shared = hidden_and_gradients(model, packed_hidden_states(model, ids, TREE)[taken])
     check_same(shared, hidden_and_gradients(model, packed_hidden_states(model, ids[taken], whole)))
+
+
+def test_without_pytorchs_operators_each_sequence_is_attended_to(monkeypatch, caplog):
+    parts = parts_of(TREE)
+    shared = packed_attention(*parts, TREE, scaling=0.3)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.ops, "aten", object())
+        operators.cache_clear()
+        found, _ = (packed_attention(*parts, TREE, scaling=0.3) for _ in range(2))
+    operators.cache_clear()
+    assert caplog.text.count("attention to shared prefixes is computed for each sequence") == 1
+    check_attention(found, shared, parts)

@@ -89,5 +89,5 @@ def test_a_file_that_goes_while_it_is_written_is_opened_again_with_a_warning(how
 
 
 def test_a_fault_that_cannot_be_recorded_on_a_full_disk_does_not_replace_the_error_that_it_records(caplog):
-    append_faults(Path("/dev/full"), [{"step": 3, "fault": "ResourceError"}], {})
+    append_faults(Path("/dev/full"), [{"step": 3, "fault": "ResourceError"}])
     assert "file=/dev/full cannot be written" in caplog.text

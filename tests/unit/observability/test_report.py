@@ -16,6 +16,7 @@ from hybridflow.observability.calls import Span
 from hybridflow.observability.ending import Ending, write_ending
 from hybridflow.observability.fault_ledger import read_faults
 from hybridflow.observability.report import write_report
+from hybridflow.observability.report.catalogue import charts
 from hybridflow.observability.report.charts import (
     Axis,
     Chart,
@@ -354,3 +355,12 @@ def test_episodes_are_shown_turn_by_turn(tmp_path):
         ("model", 'model <b title="reward">0</b>', "(empty)"),
     ]
     assert page.count('<ol class="turns">') == 2 and "Turns per episode" in page
+
+
+def test_asynchronous_runs_have_charts_of_staleness_and_of_the_groups_that_are_generated_ahead():
+    names = ("async/groups/running", "async/staleness/max", "async/tokens/generated", "async/staleness/mean")
+    metrics = {name: Series(name, [1, 2], [0.0, 1.0]) for name in names}
+    assert {chart.title: [series.name for series in chart.series] for chart in charts(metrics)} == {
+        "Staleness": ["async/staleness/max", "async/staleness/mean"],
+        "Groups ahead": ["async/groups/running"],
+    }

@@ -76,7 +76,7 @@ def test_samples_of_other_weights_are_refused(toy_dir):
     worker.publish_weights(1)
     with pytest.raises(StaleWeightsError, match=r"versions \[0\], but the actor is at version 1") as caught:
         worker.update(batch)
-    assert "publish after each update" in caught.value.remedy
+    assert "publish the weights after each update" in caught.value.remedy
 
 
 TENTH, DOUBLE = (Rollout(sampling=Sampling(temperature=value)) for value in (0.1, 2.0))

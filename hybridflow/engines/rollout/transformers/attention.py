@@ -1,7 +1,7 @@
 """A model's forward pass in decoding: attention with one query per row, and a cache that grows in place."""
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -49,62 +49,175 @@ def decoding_attention(
     return torch.matmul(weights, value).reshape(rows, 1, heads, size), None
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+class LayerMasks:
+    """The masks of a decoding step for each kind of layer that a model has."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        text = model.config.get_text_config().to_dict()
+        self._window: int | None = text.get("sliding_window")
+        self._kinds: set[str] = set(text.get("layer_types") or [SLIDING if self._window else FULL])
+        self._takes_booleans = model.config._attn_implementation in (IMPLEMENTATION, "sdpa")
+        self._dtype = model.dtype
+
+    def __call__(self, used: Bool[Tensor, "B 1 1 T"], last: Int64[Tensor, "..."]) -> Tensor | dict[str, Tensor]:
+        """Masks of the columns in use, for queries in the columns `last`, which broadcasts to [B, 1, 1, 1]."""
+        masks = {FULL: used}
+        if SLIDING in self._kinds and self._window is not None:
+            columns = torch.arange(used.shape[-1], device=used.device)
+            masks[SLIDING] = used & (columns > last - self._window)
+        if not self._takes_booleans:
+            lowest = torch.finfo(self._dtype).min
+            masks = {
+                kind: torch.zeros_like(mask, dtype=self._dtype).masked_fill_(~mask, lowest)
+                for kind, mask in masks.items()
+            }
+        return masks[next(iter(self._kinds))] if len(self._kinds) == 1 else masks
+
+
+class NextColumns:
+    """The column of each row's next token, the same in all layers of a cache; at first, tokens are appended."""
+
+    def __init__(self) -> None:
+        self.num_columns: int | None = None
+        """Columns in use, with those of the next tokens; None to append tokens to all rows."""
+
+        self._rows = self._columns = torch.empty(0, dtype=torch.int64)
+        self._are_equal = True
+
+    def set(self, columns: Int64[Tensor, " B"], device: torch.device) -> bool:
+        """Sets the columns [B], given on the host; returns whether they are equal."""
+        self.num_columns = int(columns.max()) + 1
+        self._are_equal = int(columns.min()) + 1 == self.num_columns
+        if not self._are_equal:
+            self._rows, self._columns = torch.arange(len(columns), device=device), columns.to(device)
+        return self._are_equal
+
+    def used(self) -> tuple[Bool[Tensor, "B 1 1 T"], Int64[Tensor, "B 1 1 1"]]:
+        """The columns that the next queries may attend to, and the columns of the queries; unequal ones only."""
+        assert self.num_columns is not None, "no columns are set"
+        last = self._columns[:, None, None, None]
+        return torch.arange(self.num_columns, device=last.device) <= last, last
+
+    def write(self, buffer: Tensor, new: Tensor) -> None:
+        """Writes one token per row, [B, heads, 1, head size]."""
+        assert self.num_columns is not None, "no columns are set"
+        if self._are_equal:
+            buffer[:, :, self.num_columns - 1 : self.num_columns] = new
+        else:
+            buffer[self._rows, :, self._columns] = new[:, :, 0]
+
+
 _SPARE_TOKENS = 64
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values [B, kv heads, tokens, head size], in buffers to which new tokens are appended.
+    """One layer's keys and values [B, kv heads, tokens, head size], in buffers to which new tokens are added.
 
     transformers' own layer concatenates old and new tokens at each step, which copies the whole cache. These buffers
-    have spare room: half the tokens in use (at least 64), up to `limit_tokens` in all.
+    have spare room: half the tokens in use (at least 64), up to `limit_tokens` in all. What no token has been written
+    to is zero: masked values are multiplied by zero, so they must be finite.
     """
 
-    def __init__(self, limit_tokens: int) -> None:
+    def __init__(self, limit_tokens: int, columns: NextColumns) -> None:
         super().__init__()
-        self._limit_tokens = limit_tokens
+        self.limit_tokens = limit_tokens
+        self._columns = columns
         self._buffers: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Appends tokens; returns the keys and values of all tokens so far, as views."""
-        used = self.get_seq_length()
-        end = used + key_states.shape[-2]
+        """Adds tokens; returns the keys and values of all columns so far, as views."""
+        used, columns = self.get_seq_length(), self._columns
+        end = used + key_states.shape[-2] if columns.num_columns is None else columns.num_columns
         if not self.is_initialized:
             self._buffers = [key_states[:, :, :0], value_states[:, :, :0]]
             self.is_initialized = True
         if end > self._buffers[0].shape[-2]:
-            capacity = min(max(end + _SPARE_TOKENS, end * 3 // 2), max(end, self._limit_tokens))
+            capacity = min(max(end + _SPARE_TOKENS, end * 3 // 2), max(end, self.limit_tokens))
             for number, buffer in enumerate(self._buffers):
                 rows, heads, _, size = buffer.shape
-                self._buffers[number] = buffer.new_empty(rows, heads, capacity, size)
+                self._buffers[number] = buffer.new_zeros(rows, heads, capacity, size)
                 self._buffers[number][:, :, :used] = buffer[:, :, :used]
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, used:end] = new
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+            if columns.num_columns is None:
+                buffer[:, :, used:end] = new
+            else:
+                columns.write(buffer, new)
+        self._show(end)
         return self.keys, self.values
+
+    def align(self, padding: Int64[Tensor, " B"]) -> None:
+        """Moves each row to the left by its number of columns without a token, so that it begins in the first."""
+        used = self.get_seq_length()
+        index = (torch.arange(used, device=padding.device) + padding[:, None]).clamp(max=used - 1)
+        for buffer in self._buffers:
+            buffer[:, :, :used] = buffer[:, :, :used].take_along_dim(index[:, None, :, None], 2)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows at the given positions, in that order; a position may occur several times."""
         self._buffers = [buffer[:, :, : self.get_seq_length()].index_select(0, indices) for buffer in self._buffers]
         self.keys, self.values = self._buffers
 
-    def join(self, other: "GrowingLayer", *, skip: int, other_skip: int, limit_tokens: int) -> None:
-        """Adds the rows of another layer; the last tokens of both are in the same column.
+    def join(self, other: "GrowingLayer", places: Int64[Tensor, " N"]) -> None:
+        """Puts the rows of another layer, which begin in the first column as well, into places of this one.
 
-        The first `skip` and `other_skip` columns, which no row uses, are dropped. New columns before a row's first
-        token are zero: masked values are multiplied by zero, so they must be finite.
+        Places beyond the last row are added.
         """
-        own_tokens, other_tokens = self.get_seq_length() - skip, other.get_seq_length() - other_skip
-        width = max(own_tokens, other_tokens)
-        self._limit_tokens = limit_tokens
-        for number, (own, new) in enumerate(zip(self._buffers, other._buffers, strict=True)):
-            (rows, heads, _, size), num_new = own.shape, len(new)
-            joined = own.new_zeros(rows + num_new, heads, width, size)
-            joined[:rows, :, width - own_tokens :] = own[:, :, skip : skip + own_tokens]
-            joined[rows:, :, width - other_tokens :] = new[:, :, other_skip : other_skip + other_tokens]
-            self._buffers[number] = joined
-        self.keys, self.values = self._buffers
+        used, new_used = self.get_seq_length(), other.get_seq_length()
+        rows = max(len(self._buffers[0]), int(places.max()) + 1)
+        for number, (buffer, new) in enumerate(zip(self._buffers, other._buffers, strict=True)):
+            if rows > len(buffer) or new_used > buffer.shape[2]:
+                _, heads, columns, size = buffer.shape
+                wider = buffer.new_zeros(rows, heads, max(columns, new_used + _SPARE_TOKENS), size)
+                wider[: len(buffer), :, :used] = buffer[:, :, :used]
+                self._buffers[number] = buffer = wider
+            buffer[places, :, :new_used] = new[:, :, :new_used]
+        self._show(max(used, new_used))
+
+    def trim(self, num_columns: int) -> None:
+        """Drops the columns from `num_columns` on, which no row uses."""
+        if num_columns < self.get_seq_length():
+            self._show(num_columns)
+
+    def _show(self, num_columns: int) -> None:
+        self.keys, self.values = (buffer[:, :, :num_columns] for buffer in self._buffers)
+
+
+class GrowingCache(Cache):
+    """The cache of a batch of rows: their tokens are appended while prompts are read, and then added one per row.
+
+    `columns` says where the next tokens belong. Before it is set, `align` moves padded prompts to the first column.
+    """
+
+    def __init__(self, model: PreTrainedModel, limit_tokens: int) -> None:
+        self.columns = NextColumns()
+        num_layers = model.config.get_text_config().num_hidden_layers
+        self._growing = [GrowingLayer(limit_tokens, self.columns) for _ in range(num_layers)]
+        super().__init__(layers=list(self._growing))
+
+    def align(self, padding: Int64[Tensor, " B"]) -> None:
+        """Drops the padding [B] on the left of each row."""
+        for layer in self._growing:
+            layer.align(padding)
+
+    def join(self, other: "GrowingCache", places: Int64[Tensor, " N"]) -> None:
+        """Puts the rows of another cache into places of this one; both are aligned. Places at the end are added."""
+        for layer, new in zip(self._growing, other._growing, strict=True):
+            layer.join(new, places)
+
+    def trim(self, num_columns: int) -> None:
+        """Drops the columns from `num_columns` on, which no row uses."""
+        for layer in self._growing:
+            layer.trim(num_columns)
+
+    def allow(self, num_tokens: int) -> None:
+        """Lets buffers grow up to so many tokens per row."""
+        for layer in self._growing:
+            layer.limit_tokens = max(layer.limit_tokens, num_tokens)
 
 
 def next_logits(

@@ -1,22 +1,22 @@
 """The decoding loop: reads prompts once, then draws one token at a time for all unfinished rows."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (its usual name)
-from transformers import Cache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hybridflow.batch import Ragged
-from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.requests import Request, Responses
-from hybridflow.engines.rollout.sampling import draw, uniform_draws
+from hybridflow.engines.rollout.sampling import uniform_draws
 from hybridflow.engines.rollout.shell import ends_of
 from hybridflow.engines.rollout.stop_strings import StopSearch
-from hybridflow.engines.rollout.transformers.attention import GrowingLayer, next_logits
-from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, Drawn, FixedMemory, FixedStep, Prefill
+from hybridflow.engines.rollout.transformers.attention import GrowingCache, next_logits
+from hybridflow.engines.rollout.transformers.fixed import Drawn, FixedMemory, FixedStep, Prefill
+from hybridflow.engines.rollout.transformers.growing import GrowingStep
 
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
@@ -50,88 +50,24 @@ class DecodeStep(Protocol):
         ...
 
 
-class GrowingStep:
-    """Runs the model eagerly, with a cache that grows with each token; implements `DecodeStep`."""
+@dataclass
+class _Resting:
+    """A finished request, whose keys and values are kept for one that continues its conversation."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prefill: Prefill,
-        drawn: Drawn,
-        uniforms: Float64[Tensor, "B R"],
-        sampling: Sampling,
-        ends: Int64[Tensor, " E"],
-    ) -> None:
-        self.check_every = 1 if uniforms.device.type == "cpu" else CHECK_EVERY_TOKENS
-        self._model = model
-        self._cache, self._mask, self._positions = prefill.cache, prefill.mask, prefill.positions
-        self._uniforms = uniforms
-        self._sampling = sampling
-        self._ends = ends
-        self.tokens, self.logprobs, counts = drawn
-        self.rows = self._drawn = torch.arange(len(uniforms), device=uniforms.device)
-        self._is_unfinished = torch.ones_like(self.rows, dtype=torch.bool)
-        self._num_drawn = counts.to(uniforms.device)
-        self._draw(prefill.logits)
+    since: int
+    """Tokens drawn by the `Decoding` when it finished."""
 
-    def advance(self) -> None:
-        self._positions = self._positions + 1
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], 1)
-        self._draw(next_logits(self._model, self._drawn[:, None], self._positions, self._mask, self._cache))
-
-    def unfinished(self) -> Tensor:
-        """See `DecodeStep.unfinished`: now."""
-        return self._is_unfinished
-
-    def keep(self, rows: Int64[Tensor, " K"]) -> None:
-        rows = rows.to(self.rows.device)
-        self._cache.batch_select_indices(rows)
-        self._positions, self._num_drawn = self._positions[rows], self._num_drawn[rows]
-        self._mask = None if self._mask is None else self._mask[rows]
-        self.rows, self._drawn, self._is_unfinished = self.rows[rows], self._drawn[rows], self._is_unfinished[rows]
-
-    def join(self, other: "GrowingStep", *, longest: int) -> None:
-        """Continues with the rows of both, numbered from 0; no row gets more than `longest` further tokens.
-
-        Columns that no row uses are dropped, so that the cache is as wide as the longest row.
-        """
-        (own_mask, skip), (other_mask, other_skip) = self._used_columns(), other._used_columns()
-        width = max(own_mask.shape[1], other_mask.shape[1])
-        for own, new in zip(self._cache.layers, other._cache.layers, strict=True):
-            layers = cast(GrowingLayer, own), cast(GrowingLayer, new)
-            layers[0].join(layers[1], skip=skip, other_skip=other_skip, limit_tokens=width + longest)
-        mask = torch.cat([F.pad(mask, (width - mask.shape[1], 0)) for mask in (own_mask, other_mask)])
-        self._mask = None if bool(mask.all()) else mask
-        budget = max(self.tokens.shape[1], other.tokens.shape[1])
-        for name in ("tokens", "logprobs", "_uniforms"):
-            tables = [vars(step)[name][step.rows] for step in (self, other)]
-            setattr(self, name, torch.cat([F.pad(table, (0, budget - table.shape[1])) for table in tables]))
-        for name in ("_positions", "_drawn", "_num_drawn", "_is_unfinished"):
-            setattr(self, name, torch.cat([vars(self)[name], vars(other)[name]]))
-        self.rows = torch.arange(len(self.tokens), device=self.rows.device)
-
-    def _used_columns(self) -> tuple[Tensor, int]:
-        """The mask without leading columns that no row uses, and their number."""
-        if self._mask is None:
-            return self.rows.new_ones(len(self.rows), self._cache.get_seq_length()), 0
-        skip = int(self._mask.argmax(1).min())
-        return self._mask[:, skip:], skip
-
-    def _draw(self, logits: Tensor) -> None:
-        at = (self.rows, self._num_drawn)
-        self._drawn, self.logprobs[at] = draw(logits, self._uniforms[at], self._sampling)
-        self.tokens[at] = self._drawn
-        if len(self._ends):
-            self._is_unfinished &= ~torch.isin(self._drawn, self._ends)
-        self._num_drawn = self._num_drawn + 1
+    sequence: Tensor | None = None
+    """Its prompt and response; None until these were taken."""
 
 
 class Decoding:
     """Requests with the same sampling settings, which are decoded together, one token each per `advance`.
 
     The first token of each is drawn when it is made. Requests leave as they finish, and those of another `Decoding`
-    may `join`. A request that was interrupted continues after the tokens that it has.
+    may `join`. A request that was interrupted continues after the tokens that it has. After a request that
+    `may_continue`, its keys and values are kept for the next request of its conversation (`resume`), but not for more
+    steps than it has tokens: after so many, reading it again costs less than keeping its place did.
 
         decoding = Decoding(model, requests, eos_token_ids=(2,))
         decoding.check()
@@ -157,13 +93,18 @@ class Decoding:
         self.sampling = requests[0].sampling
         self._requests = list(requests)
         self._ends = torch.tensor(ends_of(self.sampling, eos_token_ids), dtype=torch.int64)
+        self._tokenizer = tokenizer
         self._searches: list[StopSearch] = []
         if self.sampling.stop:
             assert tokenizer is not None, "stop strings need a tokenizer"
             self._searches = [_search_of(request, tokenizer) for request in requests]
         self._can_end = bool(len(self._ends)) or bool(self._searches)
+        self._resting: dict[int, _Resting] = {}
+        """Finished requests whose keys and values are kept, by row."""
+
         counts = torch.tensor([len(request.tokens) for request in requests])
-        self._begin(counts, torch.tensor([request.max_response_tokens for request in requests]))
+        limits = torch.tensor([request.max_response_tokens for request in requests])
+        self._begin(counts, limits, torch.ones(len(requests), dtype=torch.bool))
         self._step = self._first_step(model, counts, memory)
         self._num_drawn = 1
 
@@ -172,6 +113,9 @@ class Decoding:
         """Draws the next token of each request."""
         self._step.advance()
         self._num_drawn += 1
+        for row, resting in [*self._resting.items()]:
+            if resting.sequence is not None and self._num_drawn - resting.since > len(resting.sequence):
+                del self._resting[row]
 
     @torch.inference_mode()
     def check(self) -> int:
@@ -190,44 +134,91 @@ class Decoding:
             is_open &= is_unfinished.cpu()
         num_open = int(is_open.sum())
         if num_ended := self.num_unfinished - num_open:
-            ended = rows[self._is_open[rows] & ~is_open]
-            self._is_open[ended] = False
-            self._ended.append(ended)
+            ended = self._is_open[rows] & ~is_open
+            self._is_open[rows[ended]] = False
+            self._ended.append(rows[ended])
             self.num_unfinished = num_open
-        if num_open and (is_due or num_open < COMPACT_BELOW * len(rows)):
+            self._stop(rows[ended])
+        if num_open and (is_due or num_open + len(self._resting) < COMPACT_BELOW * len(rows)):
             self._keep(is_open)
         return num_ended
 
     def take(self) -> list[Responses]:
         """The requests that have finished since the last call."""
-        ended, self._ended = self._ended, []
-        return [self._responses(torch.cat(ended))] if ended else []
+        if not self._ended:
+            return []
+        rows, self._ended = torch.cat(self._ended), []
+        taken = self._responses(rows)
+        for number, row in enumerate(rows.tolist()):
+            if row in self._resting:
+                self._resting[row].sequence = torch.cat([taken.requests[number].prompt, taken.tokens.row(number)])
+        return [taken]
 
     def so_far(self) -> Iterable[tuple[Request, int]]:
         """The unfinished requests with their number of tokens."""
         rows = self._is_open.nonzero()[:, 0]
-        counts = (self._earlier[rows] + self._num_drawn).tolist()
+        counts = (self._earlier[rows] + self._num_drawn).clamp(min=0).tolist()
         return [(self._requests[row], count) for row, count in zip(rows.tolist(), counts, strict=True)]
 
     @torch.inference_mode()
-    def join(self, other: "Decoding") -> None:
+    def join(self, other: "Decoding", *, max_rows: int) -> None:
         """Takes over the requests of a `Decoding` with the same sampling settings, which must not be used again.
 
-        The requests of both that have finished must have been taken.
+        The requests of both that have finished must have been taken. Keys and values of finished requests make room if
+        there are more than `max_rows` rows.
         """
+        excess = sum(each.num_unfinished + len(each._resting) for each in (self, other)) - max_rows
+        oldest = sorted(self._resting, key=lambda row: self._resting[row].since)
+        for row in oldest[: max(0, excess)]:
+            del self._resting[row]
+        other._keep(other._is_open[other._step.rows.cpu()])
         for each in (self, other):
-            rows = each._step.rows.cpu()
-            each._read_text(rows)
-            each._keep(each._is_open[rows])
+            each._read_text(each._step.rows.cpu())
         own, new = self._step, other._step
         assert isinstance(own, GrowingStep) and isinstance(new, GrowingStep), "nothing joins a fixed memory"
-        parts = [(each, each._step.rows.tolist()) for each in (self, other)]
-        counts = torch.cat([each._earlier[rows] + each._num_drawn for each, rows in parts])
-        limits = torch.cat([each._limits[rows] for each, rows in parts])
-        own.join(new, longest=int((limits - counts).max()))
-        self._requests = [each._requests[row] for each, rows in parts for row in rows]
-        self._searches = [each._searches[row] for each, rows in parts for row in rows if each._searches]
-        self._begin(counts, limits)
+        rows, new_rows = own.rows.tolist(), new.rows.tolist()
+        free = [place for place, row in enumerate(rows) if not self._is_open[row] and row not in self._resting]
+        places = [*free, *range(len(rows), len(rows) + len(new_rows))][: len(new_rows)]
+        sources = {place: (self, row) for place, row in enumerate(rows)}
+        sources |= {place: (other, row) for place, row in zip(places, new_rows, strict=True)}
+        found = [sources[place] for place in range(len(sources))]
+        counts = torch.stack([each._earlier[row] + each._num_drawn for each, row in found])
+        limits = torch.stack([each._limits[row] for each, row in found])
+        is_open = torch.stack([each._is_open[row] for each, row in found])
+        own.join(new, torch.tensor(places), longest=int((limits - counts)[is_open].max()))
+        self._requests = [each._requests[row] for each, row in found]
+        self._searches = [each._searches[row] for each, row in found if each._searches]
+        self._resting = {
+            place: _Resting(each._resting[row].since - each._num_drawn, each._resting[row].sequence)
+            for place, (each, row) in enumerate(found)
+            if row in each._resting
+        }
+        self._begin(counts, limits, is_open)
+
+    @torch.inference_mode()
+    def resume(self, request: Request, *, max_unread_tokens: int) -> bool:
+        """Continues the finished request that the prompt of another one begins with, and returns whether there is one.
+
+        The rest of the prompt is read token by token, while other requests draw theirs, and must not be too long.
+        """
+        for row, resting in self._resting.items():
+            known = resting.sequence
+            if known is None or self._requests[row].name[0] != request.name[0] or len(known) > len(request.prompt):
+                continue
+            num_unread = len(request.prompt) - len(known)
+            if num_unread <= max_unread_tokens and torch.equal(request.prompt[: len(known)], known):
+                self._continue(row, request, len(known))
+                return True
+        return False
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether it keeps keys and values of finished requests."""
+        return bool(self._resting)
+
+    def forget(self) -> None:
+        """Drops the keys and values of finished requests."""
+        self._resting.clear()
 
     @torch.inference_mode()
     def remove(self, requests: Sequence[Request]) -> Responses:
@@ -237,6 +228,8 @@ class Decoding:
         self._read_text(self._step.rows.cpu())
         self._is_open[rows] = False
         self.num_unfinished -= len(rows)
+        if isinstance(self._step, GrowingStep):
+            self._step.stop(torch.isin(self._step.rows.cpu(), rows))
         return self._responses(rows)
 
     @torch.inference_mode()
@@ -277,34 +270,63 @@ class Decoding:
         memory.prepare(prefill, uniforms, self.sampling, ends)
         return FixedStep(memory, prefill, drawn)
 
-    def _begin(self, counts: Int64[Tensor, " B"], limits: Int64[Tensor, " B"]) -> None:
-        """Numbers all requests from 0, after `counts` tokens of each."""
-        self._earlier, self._limits = counts, limits
-        self._is_open = torch.ones(len(counts), dtype=torch.bool)
-        self.num_unfinished = len(counts)
+    def _begin(self, counts: Int64[Tensor, " B"], limits: Int64[Tensor, " B"], is_open: Bool[Tensor, " B"]) -> None:
+        """Numbers all requests from 0, after `counts` tokens of each; fewer than 0 if some of its prompt is unread."""
+        self._earlier, self._limits, self._is_open = counts, limits, is_open
+        self.num_unfinished = int(is_open.sum())
         self._ended: list[Tensor] = []
         self._num_drawn = self._num_read = 0
-        self._next_limit = int((limits - counts).min())
+        self._next_limit = int((limits - counts)[is_open].min())
 
     def _keep(self, is_kept: Bool[Tensor, " K"]) -> None:
-        """Drops the other rows of the step, or some of them."""
+        """Drops the other rows of the step, or some of them, but not those whose keys and values are kept."""
+        rows = self._step.rows.cpu()
+        if self._resting:
+            is_kept = is_kept | torch.isin(rows, torch.tensor([*self._resting]))
         if not bool(is_kept.all()):
             self._step.keep(is_kept.nonzero()[:, 0])
             rows = self._step.rows.cpu()
+        rows = rows[self._is_open[rows]]
+        if len(rows):
             self._next_limit = int((self._limits[rows] - self._earlier[rows]).min())
+
+    def _stop(self, rows: Int64[Tensor, " K"]) -> None:
+        """Rows that have ended draw no more; keys and values of requests that others may continue are kept."""
+        if isinstance(self._step, GrowingStep):
+            self._step.stop(torch.isin(self._step.rows.cpu(), rows))
+            kept = [row for row in rows.tolist() if self._requests[row].may_continue]
+            self._resting |= {row: _Resting(self._num_drawn) for row in kept}
+
+    def _continue(self, row: int, request: Request, num_known: int) -> None:
+        """Reads the prompt of `request` after `num_known` tokens in a row that rests, and then draws its response."""
+        step, budget = self._step, request.max_response_tokens
+        assert isinstance(step, GrowingStep), "no row rests in a fixed memory"
+        position = step.rows.tolist().index(row)
+        step.proceed(position, request.prompt, num_known, uniform_draws(torch.tensor([request.key]), budget)[0])
+        del self._resting[row]
+        self._requests[row] = request
+        if self._searches:
+            assert self._tokenizer is not None, "stop strings need a tokenizer"
+            self._searches[row] = _search_of(request, self._tokenizer)
+        self._earlier[row] = 1 - self._num_drawn - step.num_unread(position)
+        self._limits[row] = budget
+        self._is_open[row] = True
+        self.num_unfinished += 1
+        self._next_limit = min(self._next_limit, int(budget - self._earlier[row]))
 
     def _read_text(self, rows: Int64[Tensor, " K"]) -> Bool[Tensor, " K"]:
         """Reads the tokens drawn since the last call; returns whether each row has no stop string yet."""
         if not self._searches:
             return torch.ones(len(rows), dtype=torch.bool)
-        columns = self._earlier[rows, None] + torch.arange(self._num_read, self._num_drawn)
-        device = self._step.tokens.device
-        new = self._step.tokens[rows[:, None].to(device), columns.to(device)].tolist()
+        is_open = rows[self._is_open[rows]]
+        columns = self._earlier[is_open, None] + torch.arange(self._num_read, self._num_drawn)
+        num_undrawn = (columns < 0).sum(1).tolist()  # of rows that still read their prompts
+        at = is_open[:, None], columns.clamp(min=0)
+        new = self._step.tokens[tuple(index.to(self._step.tokens.device) for index in at)].tolist()
         self._num_read = self._num_drawn
-        searches = [self._searches[row] for row in rows.tolist()]
-        for search, tokens in zip(searches, new, strict=True):
-            search.read(tokens)
-        return torch.tensor([search.length is None for search in searches], dtype=torch.bool)
+        for row, tokens, skipped in zip(is_open.tolist(), new, num_undrawn, strict=True):
+            self._searches[row].read(tokens[skipped:])
+        return torch.tensor([self._searches[row].length is None for row in rows.tolist()], dtype=torch.bool)
 
     @torch.inference_mode(False)
     def _responses(self, rows: Int64[Tensor, " K"]) -> Responses:
@@ -313,8 +335,8 @@ class Decoding:
         A finished row is decoded until it is removed. Copied outside of inference mode, so that they can take part in
         training.
         """
-        counts = (self._earlier[rows] + self._num_drawn).minimum(self._limits[rows])
-        width, at = int(counts.max()), rows.to(self._step.tokens.device)
+        counts = (self._earlier[rows] + self._num_drawn).minimum(self._limits[rows]).clamp(min=0)
+        width, at = max(1, int(counts.max())), rows.to(self._step.tokens.device)
         tokens, logprobs = self._step.tokens[at, :width].cpu(), self._step.logprobs[at, :width].cpu()
         is_end = torch.isin(tokens, self._ends) & (torch.arange(width) < counts[:, None])
         lengths = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, width + 1)
@@ -343,7 +365,7 @@ def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> 
     positions = (mask.cumsum(1) - 1).clamp(min=0).to(model.device)
     # Without padding no mask is passed, which is the fast path of every attention kernel.
     mask = None if bool(mask.all()) else mask.to(model.device)
-    cache = Cache(layers=[GrowingLayer(limit_tokens) for _ in range(model.config.get_text_config().num_hidden_layers)])
+    cache = GrowingCache(model, limit_tokens)
     logits, positions = next_logits(model, ids.to(model.device), positions, mask, cache), positions[:, -1:]
     if len(source) > len(first):
         source = source.to(model.device)

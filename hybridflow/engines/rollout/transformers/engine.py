@@ -10,15 +10,18 @@ from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
 from hybridflow.engines.rollout.requests import Request, Responses
 from hybridflow.engines.rollout.shell import RolloutShell
-from hybridflow.engines.rollout.transformers.attention import IMPLEMENTATION, use_decoding_attention
+from hybridflow.engines.rollout.transformers.attention import FULL, IMPLEMENTATION, SLIDING, use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import Decoding
-from hybridflow.engines.rollout.transformers.fixed import FULL, SLIDING, FixedMemory
+from hybridflow.engines.rollout.transformers.fixed import FixedMemory
 from hybridflow.engines.rollout.transformers.graphs import Graphs, can_be_captured, run_eagerly
 from hybridflow.errors import EngineError
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
+
+MAX_UNREAD_TOKENS = 32
+"""A conversation's row continues token by token if no more than these are new; otherwise all is read again at once."""
 
 
 @dataclass
@@ -37,7 +40,8 @@ class TransformersEngine(RolloutShell):
     The slots are the model's own parameters (experts one by one), so a training engine that binds to them shares its
     weights. Rows join those that run as soon as there are places (`max_sequences`); on a GPU, with a `FixedMemory`,
     they wait until all of those have finished, and then start together. While no row runs, only the weights are kept
-    on a CPU; on a GPU, memory for keys and values, and CUDA graphs are kept as well, until the engine sleeps.
+    on a CPU, and keys and values of rows that others may continue; on a GPU, memory for keys and values, and CUDA
+    graphs are kept as well, until the engine sleeps.
     """
 
     def __init__(
@@ -74,6 +78,13 @@ class TransformersEngine(RolloutShell):
                 remedy="Use rollout.engine=vllm for this model.",
             )
 
+    def pause(self, *, keep_cache: bool = False) -> None:
+        """See `RolloutEngine.pause`: also forgets finished rows, which no row may continue with other weights."""
+        super().pause(keep_cache=keep_cache)
+        for decoding in self._decodings:
+            decoding.forget()
+        self._drop_empty()
+
     def sleep(self, kept: Iterable[WeightShard] = ()) -> Released:
         """See `RolloutEngine.sleep`: on a GPU all weights stay, and cached memory is freed."""
         released = super().sleep(kept)
@@ -86,8 +97,10 @@ class TransformersEngine(RolloutShell):
     def _start(self, requests: Sequence[Request]) -> None:
         """Requests that were made together also start together, `max_sequences` at a time.
 
-        With a fixed memory, so do all that wait, because none of them joins those that run.
+        With a fixed memory, so do all that wait, because none of them joins those that run. Otherwise, requests that
+        continue a conversation whose keys and values are kept do so at once.
         """
+        requests = [request for request in requests if not self._resumes(request)]
         if self._memory is not None and self._waiting and self._can_wait_with(self._waiting[-1], requests):
             self._waiting[-1].requests += requests
             return
@@ -98,8 +111,9 @@ class TransformersEngine(RolloutShell):
     def _step(self) -> int:
         num_finished = 0
         for decoding in self._decodings:
-            decoding.advance()
-            num_finished += decoding.check()
+            if decoding.num_unfinished:
+                decoding.advance()
+                num_finished += decoding.check()
         self._drop_empty()
         while self._waiting and self._has_places(self._waiting[0]):
             new = Decoding(
@@ -114,7 +128,7 @@ class TransformersEngine(RolloutShell):
             others = [each for each in self._decodings if each.sampling == new.sampling]
             if others and new.num_unfinished:
                 self._finished_here += [*others[0].take(), *new.take()]
-                others[0].join(new)
+                others[0].join(new, max_rows=self._max_sequences)
             else:
                 self._decodings.append(new)
             self._drop_empty()
@@ -153,6 +167,13 @@ class TransformersEngine(RolloutShell):
         self._drop_empty()
         return Responses.concat(found)
 
+    def _resumes(self, request: Request) -> bool:
+        """Whether a finished row goes on with the request; see `Decoding.resume`."""
+        return request.may_continue and any(
+            decoding.sampling == request.sampling and decoding.resume(request, max_unread_tokens=MAX_UNREAD_TOKENS)
+            for decoding in self._decodings
+        )
+
     def _can_wait_with(self, part: "_Waiting", requests: Sequence[Request]) -> bool:
         """Whether requests may start together with those of `part`."""
         is_alike = all(request.sampling == part.requests[0].sampling for request in requests)
@@ -168,7 +189,8 @@ class TransformersEngine(RolloutShell):
     def _drop_empty(self) -> None:
         for decoding in [each for each in self._decodings if not each.num_unfinished]:
             self._finished_here += decoding.take()
-            self._decodings.remove(decoding)
+            if not decoding.can_resume:
+                self._decodings.remove(decoding)
 
 
 def _fixed_memory(model: PreTrainedModel) -> FixedMemory | None:

@@ -11,12 +11,10 @@ from transformers.cache_utils import DynamicLayer
 
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
-from hybridflow.engines.rollout.transformers.attention import next_logits
+from hybridflow.engines.rollout.transformers.attention import GrowingCache, LayerMasks, next_logits
 
 Run = Callable[[Hashable, Callable[[], None]], None]
 """Runs the step that the key identifies, eagerly or as a captured graph."""
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 SMALLEST_LENGTH = 128
 CHECK_EVERY_TOKENS = 16
@@ -33,7 +31,7 @@ class Prefill(NamedTuple):
     """A model's state after the prompts: the logits of the next token, and the keys and values in `cache`."""
 
     logits: Float[Tensor, "B V"]
-    cache: Cache
+    cache: GrowingCache
     mask: Tensor | None
     """[B, P], 0 on padding; None if there is no padding."""
 
@@ -94,7 +92,6 @@ class _Frame:
         self.is_unfinished = torch.zeros(shape.rows, dtype=torch.bool, device=device)
         self.place = torch.zeros(1, dtype=torch.int64, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.columns = torch.arange(shape.tokens, device=device)
         pairs = zip(memories[::2], memories[1::2], strict=True)
         self.cache = Cache(layers=[_FixedLayer(keys, values, self.place) for keys, values in pairs])
 
@@ -109,9 +106,7 @@ class FixedMemory:
         self.model = model
         self.run = make_run()
         self._make_run = make_run
-        text = model.config.get_text_config().to_dict()
-        self._window: int | None = text.get("sliding_window")
-        self._kinds: set[str] = set(text.get("layer_types") or [SLIDING if self._window else FULL])
+        self._masks = LayerMasks(model)
         self._largest = Shape(0, 0)
         self._made_for: Hashable = None
         self._regions: list[Tensor] = []
@@ -162,7 +157,8 @@ class FixedMemory:
     def advance(self, frame: _Frame) -> None:
         """Reads a token per row and draws the next one, all on the device, so that it can be captured as a graph."""
         frame.mask.index_fill_(3, frame.place, True)
-        logits = next_logits(self.model, frame.ids[:, None], frame.positions, self._masks(frame), frame.cache)
+        masks = self._masks(frame.mask, frame.place)
+        logits = next_logits(self.model, frame.ids[:, None], frame.positions, masks, frame.cache)
         frame.place += 1
         self.draw(frame, logits)
 
@@ -176,12 +172,6 @@ class FixedMemory:
         frame.ids.copy_(drawn)
         frame.positions += 1
         frame.step += 1
-
-    def _masks(self, frame: _Frame) -> Tensor | dict[str, Tensor]:
-        masks = {FULL: frame.mask}
-        if SLIDING in self._kinds and self._window is not None:
-            masks[SLIDING] = frame.mask & (frame.columns > frame.place - self._window)
-        return masks[next(iter(self._kinds))] if len(self._kinds) == 1 else masks
 
 
 class FixedStep:

@@ -1,7 +1,7 @@
 import torch
 
 from hybridflow.batch import Ragged
-from hybridflow.engines.rollout.transformers.attention import GrowingLayer
+from hybridflow.engines.rollout.transformers.attention import GrowingLayer, NextColumns
 from hybridflow.engines.rollout.transformers.decode import distinct_neighbors
 
 
@@ -12,7 +12,7 @@ def test_equal_neighbors_are_one_prompt_and_equal_strangers_are_two():
 
 
 def test_a_growing_layer_holds_what_joining_would_through_growth_and_selection():
-    layer, generator = GrowingLayer(limit_tokens=150), torch.Generator().manual_seed(0)
+    layer, generator = GrowingLayer(150, NextColumns()), torch.Generator().manual_seed(0)
     joined = torch.empty(3, 2, 0, 4)
     for step, tokens in enumerate([5, 1, 70, 1, 1, 60, 1]):
         new = torch.randn(len(joined), 2, tokens, 4, generator=generator)
@@ -27,6 +27,35 @@ def test_a_growing_layer_holds_what_joining_would_through_growth_and_selection()
 
 
 def test_a_growing_layer_reserves_no_more_than_the_limit():
-    layer = GrowingLayer(limit_tokens=20)
+    layer = GrowingLayer(20, NextColumns())
     keys, _ = layer.update(torch.ones(1, 1, 16, 2), torch.ones(1, 1, 16, 2))
     assert keys.untyped_storage().nbytes() == 20 * 2 * 4
+
+
+def test_rows_of_a_growing_layer_have_lengths_of_their_own():
+    """Aligned, joined, extended one token each, and one of them cut back, against a list of tokens per row."""
+    generator, columns = torch.Generator().manual_seed(0), NextColumns()
+    layer, other = GrowingLayer(150, columns), GrowingLayer(150, NextColumns())
+    rows: list[torch.Tensor] = []
+    for each, padding in ((layer, [0, 3, 1]), (other, [2, 0])):
+        new = torch.randn(len(padding), 2, 5, 4, generator=generator)
+        each.update(new, -new)
+        each.align(torch.tensor(padding))
+        rows += [row[:, count:] for row, count in zip(new, padding, strict=True)]
+    layer.join(other, torch.tensor([3, 1]))  # one is added, one replaces a row that is not needed
+    rows = [rows[0], rows[4], rows[2], rows[3]]
+    for step in range(100):
+        if step == 70:
+            rows[0] = rows[0][:, :20]
+        columns.set(torch.tensor([row.shape[1] for row in rows]), torch.device("cpu"))
+        new = torch.randn(len(rows), 2, 1, 4, generator=generator)
+        keys, values = layer.update(new, -new)
+        rows = [torch.cat([row, more], 1) for row, more in zip(rows, new, strict=True)]
+        for number, row in enumerate(rows):
+            assert torch.equal(keys[number, :, : row.shape[1]], row)
+            assert torch.equal(values[number, :, : row.shape[1]], -row)
+        assert keys.isfinite().all() and keys.shape[2] == max(row.shape[1] for row in rows)
+        if step in (30, 60):
+            kept = torch.tensor([3, 0, 1] if step == 30 else [2, 1])
+            layer.batch_select_indices(kept)
+            rows = [rows[row] for row in kept]

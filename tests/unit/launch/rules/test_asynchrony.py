@@ -27,6 +27,12 @@ class Whole:
     def sleep(self, kept=()): ...
     def wake(self): ...
 """
+DERIVED = """
+from hybridflow.engines.rollout.custom import CustomEngine
+
+class Derived(CustomEngine):
+    def respond(self, prompts, sampling, *, max_response_tokens, seeds): ...
+"""
 ONES = """
 def plain(logprobs, advantages, mask):
     return -logprobs * advantages * mask
@@ -138,7 +144,35 @@ def test_a_run_says_where_nothing_overlaps(caplog):
 def test_how_far_a_synchronous_run_goes_ahead_has_no_effect():
     [advice] = judged(planned("algorithm=grpo", "asynchrony.ahead=3"), unused_settings)
     assert advice.message.startswith("asynchrony.ahead=3 has no effect")
-    assert not judged(planned("algorithm=grpo", "asynchrony.ahead=3", STALE), unused_settings)
+    assert not judged(planned("algorithm=grpo", "asynchrony.ahead=3", "asynchrony.max_staleness=3"), unused_settings)
+
+
+def test_generating_further_ahead_than_samples_may_be_old_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        planned("algorithm=grpo", "asynchrony.ahead=3", "asynchrony.max_staleness=2")
+    assert "asynchrony.ahead=3 is above asynchrony.max_staleness=2" in caught.value.message
+    assert "asynchrony.ahead=2, or asynchrony.max_staleness=3" in caught.value.remedy
+
+
+def test_a_staleness_that_is_never_reached_is_said():
+    alone = ["algorithm=grpo", "asynchrony.max_staleness=2"]
+    [advice] = judged(planned(*alone), asynchrony_problems)
+    assert advice.message.startswith(
+        "asynchrony.max_staleness=2 with asynchrony.ahead=1: no sample is more than 1 version"
+    )
+    assert "Set asynchrony.ahead=2 as well" in advice.remedy
+    for further in (["asynchrony.ahead=2"], ["asynchrony.partial_rollouts=true"]):
+        assert not judged(planned(*alone, *further), asynchrony_problems)
+
+
+@pytest.mark.parametrize(("deadline", "is_said"), [(64, True), (100, True), (63, False)])
+def test_a_deadline_that_no_response_reaches_is_said(deadline, is_said):
+    words = [STALE, "asynchrony.partial_rollouts=true", "data.max_response_tokens=64"]
+    plan = planned("algorithm=grpo", *words, f"asynchrony.deadline_tokens={deadline}")
+    found = judged(plan, partial_rollout_problems)
+    assert [f"asynchrony.deadline_tokens={deadline} is not below" in advice.message for advice in found] == [
+        True
+    ] * is_said
 
 
 @pytest.mark.parametrize(
@@ -156,6 +190,16 @@ def test_partial_rollouts_that_cannot_work_are_refused(tmp_path, words, message,
     with pytest.raises(ConfigError) as caught:
         judged(planned("algorithm=grpo", "asynchrony.partial_rollouts=true", *words), partial_rollout_problems)
     assert message in caught.value.message and remedy in caught.value.remedy
+
+
+def test_a_deadline_for_an_engine_that_generates_rows_to_their_ends_is_a_warning(tmp_path):
+    (tmp_path / "engine.py").write_text(DERIVED)
+    engine = f"rollout.engine={tmp_path}/engine.py:Derived"
+    words = ["algorithm=grpo", STALE, "asynchrony.partial_rollouts=true", engine]
+    assert not judged(planned(*words), partial_rollout_problems)
+    [advice] = judged(planned(*words, "asynchrony.deadline_tokens=8"), partial_rollout_problems)
+    assert advice.message.startswith("asynchrony.deadline_tokens=8 cuts off no response")
+    assert advice.remedy.startswith("Leave out asynchrony.deadline_tokens")
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax", "dapo", "safe_rlhf", "pf_ppo"])

@@ -1,0 +1,165 @@
+"""Decoding with a cache that grows: rows of different lengths, which others join, and which wait and proceed."""
+
+import torch
+from jaxtyping import Bool, Float64, Int64
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+from transformers import PreTrainedModel
+
+from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.sampling import draw
+from hybridflow.engines.rollout.transformers.attention import LayerMasks, next_logits
+from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, Drawn, Prefill
+
+
+class GrowingStep:
+    """Runs the model eagerly, with a cache that grows with each token; implements `DecodeStep`.
+
+    Rows have different lengths, begin in the first column of the cache, and may join others. A row that `stop` has
+    stopped keeps its place, and may `proceed` with given tokens, which are read before more are drawn.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prefill: Prefill,
+        drawn: Drawn,
+        uniforms: Float64[Tensor, "B R"],
+        sampling: Sampling,
+        ends: Int64[Tensor, " E"],
+    ) -> None:
+        self.check_every = 1 if uniforms.device.type == "cpu" else CHECK_EVERY_TOKENS
+        self._model = model
+        self._device = uniforms.device
+        self._masks = LayerMasks(model)
+        self._cache = prefill.cache
+        if prefill.mask is not None:
+            self._cache.align((prefill.mask == 0).sum(1))
+        self._num_cached = prefill.positions[:, 0].cpu() + 1
+        """Tokens per row in the cache [B], on the host."""
+        self._uniforms = uniforms
+        self._sampling = sampling
+        self._ends = ends
+        self.tokens, self.logprobs, counts = drawn
+        self.rows = torch.arange(len(uniforms), device=self._device)
+        self._is_unfinished = torch.ones_like(self.rows, dtype=torch.bool)
+        self._is_read = torch.ones(len(uniforms), dtype=torch.bool)
+        """Whether a row is not stopped [B], on the host."""
+
+        self._draws = self._is_read.clone()
+        """Whether a row draws a token in each step [B], on the host."""
+
+        self._next = torch.zeros_like(self.rows)
+        """The token that each row reads next [B]."""
+
+        self._given: dict[int, list[int]] = {}
+        """For rows that read given tokens: those after the next one."""
+
+        self._num_drawn = counts.to(self._device)
+        self._draw(prefill.logits)
+
+    def advance(self) -> None:
+        positions = self._num_cached.to(self._device)[:, None]
+        columns, masks = self._cache.columns, None
+        if columns.set(self._num_cached, self._device):
+            self._cache.trim(int(self._num_cached[0]))
+        else:
+            masks = self._masks(*columns.used())
+        logits = next_logits(self._model, self._next[:, None], positions, masks, self._cache)
+        self._num_cached = self._num_cached + self._is_read
+        if not self._given:
+            self._draw(logits)
+            return
+        for row in [row for row, tokens in self._given.items() if not tokens]:
+            del self._given[row]
+            self._draws[row] = True
+        self._draw(logits)
+        for row, tokens in self._given.items():
+            self._next[row] = tokens.pop(0)
+
+    def unfinished(self) -> Tensor:
+        """See `DecodeStep.unfinished`: now."""
+        return self._is_unfinished
+
+    def keep(self, rows: Int64[Tensor, " K"]) -> None:
+        new = {row: number for number, row in enumerate(rows.tolist())}
+        self._given = {new[row]: tokens for row, tokens in self._given.items() if row in new}
+        for name in ("_num_cached", "_is_read", "_draws"):
+            setattr(self, name, vars(self)[name][rows.cpu()])
+        rows = rows.to(self._device)
+        self._cache.batch_select_indices(rows)
+        for name in ("rows", "_next", "_num_drawn", "_is_unfinished"):
+            setattr(self, name, vars(self)[name][rows])
+
+    def join(self, other: "GrowingStep", places: Int64[Tensor, " N"], *, longest: int) -> None:
+        """Puts the rows of another into places of this one, of rows that are not needed or after the last one.
+
+        Numbers all rows by their places. No row gets more than `longest` further tokens.
+        """
+        self._cache.join(other._cache, places.to(self._device))
+        self._given |= {int(places[row]): tokens for row, tokens in other._given.items()}
+        budget = max(self.tokens.shape[1], other.tokens.shape[1])
+        for name in ("tokens", "logprobs", "_uniforms"):
+            own, new = (F.pad(table, (0, budget - table.shape[1])) for table in (vars(self)[name], vars(other)[name]))
+            setattr(self, name, placed(own[self.rows], new[other.rows], places))
+        for name in ("_num_cached", "_is_read", "_draws", "_next", "_num_drawn", "_is_unfinished"):
+            setattr(self, name, placed(vars(self)[name], vars(other)[name], places))
+        self.rows = torch.arange(len(self.tokens), device=self._device)
+        self._cache.allow(int(self._num_cached.max()) + longest)
+
+    def stop(self, is_stopped: Bool[Tensor, " B"]) -> None:
+        """Lets rows wait: they read and draw nothing more."""
+        self._is_read, self._draws = self._is_read & ~is_stopped, self._draws & ~is_stopped
+        for row in is_stopped.nonzero()[:, 0].tolist():
+            self._given.pop(row, None)
+
+    def proceed(self, row: int, sequence: Int64[Tensor, " N"], num_known: int, uniforms: Float64[Tensor, " R"]) -> None:
+        """Continues a row that waits, whose first `num_known` tokens of `sequence` were read or drawn here.
+
+        Draws once all of `sequence` has been read, with the numbers `uniforms`, into the tables' row as if it were new.
+        """
+        first = min(int(self._num_cached[row]), num_known, len(sequence) - 1)
+        self._num_cached[row] = first
+        self._next[row], *self._given[row] = sequence[first:].tolist()
+        self._is_read[row] = True
+        self._is_unfinished[row] = True
+        self._num_drawn[row] = 0
+        if (more := len(uniforms) - self.tokens.shape[1]) > 0:
+            for name in ("tokens", "logprobs", "_uniforms"):
+                setattr(self, name, F.pad(vars(self)[name], (0, more)))
+        self._uniforms[self.rows[row], : len(uniforms)] = uniforms.to(self._device)
+        self._cache.allow(len(sequence) + len(uniforms))
+
+    def num_unread(self, row: int) -> int:
+        """Steps until a row draws its next token."""
+        return len(self._given[row]) + 1 if row in self._given else 1
+
+    def _draw(self, logits: Tensor) -> None:
+        if bool(self._draws.all()):
+            self._next = self._drawn(logits, self.rows, self._num_drawn)
+            self._num_drawn = self._num_drawn + 1
+            if len(self._ends):
+                self._is_unfinished &= ~torch.isin(self._next, self._ends)
+            return
+        chosen = self._draws.nonzero()[:, 0].to(self._device)
+        if len(chosen):
+            drawn = self._drawn(logits[chosen], self.rows[chosen], self._num_drawn[chosen])
+            self._next[chosen] = drawn
+            self._num_drawn[chosen] += 1
+            if len(self._ends):
+                self._is_unfinished[chosen] &= ~torch.isin(drawn, self._ends)
+
+    def _drawn(self, logits: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
+        """Draws the tokens of some rows of the tables at the given positions."""
+        at = (rows, positions)
+        drawn, self.logprobs[at] = draw(logits, self._uniforms[at], self._sampling)
+        self.tokens[at] = drawn
+        return drawn
+
+
+def placed(own: Tensor, new: Tensor, places: Int64[Tensor, " N"]) -> Tensor:
+    """A copy of `own` with the rows of `new` in the given places, some of which may be after the last one."""
+    result = own.new_zeros(max(len(own), int(places.max()) + 1), *own.shape[1:])
+    result[: len(own)] = own
+    result[places.to(own.device)] = new
+    return result

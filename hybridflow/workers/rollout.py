@@ -52,6 +52,8 @@ class RolloutSetup:
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     chat_template: str | None = None
     """`data.chat_template`, for the turns of an environment."""
+    gamma: float = 1.0
+    """`algorithm.gamma`, for an environment whose replies it discounts."""
     is_colocated: bool = True
     """It runs in the actor's processes; otherwise in its own pool."""
     max_staleness: int = 0
@@ -77,6 +79,7 @@ class ResponseGenerator:
                 ends,
                 max_prompt_tokens=setup.max_prompt_tokens,
                 max_response_tokens=setup.max_response_tokens,
+                gamma=setup.gamma,
             )
         self.engine = make_rollout_engine(
             setup.model,

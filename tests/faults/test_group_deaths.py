@@ -202,7 +202,6 @@ def test_a_driver_that_dies_with_groups_in_any_state_resumes(
         pytest.param("itself", "reset", 1, id="others wait"),
         pytest.param("itself", "first reply", 1, id="running"),
         pytest.param("itself", "reset", 12, id="others have finished"),
-        pytest.param("environment", "trained", 2, id="all of them, during an update"),
         pytest.param("environment", "published", 2, id="all of them, after an update"),
     ],
 )

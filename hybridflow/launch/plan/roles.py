@@ -347,7 +347,7 @@ def _rollout_setup(config: Experiment) -> RolloutSetup:
 
 
 def _algorithm(config: Experiment) -> Algorithm:
-    """What estimators read: they do not discount per token if the environment discounts per reply."""
+    """The settings of estimators, which do not discount per token if the environment discounts per reply."""
     is_discounted = config.environment.discounts_replies
     return replace(config.algorithm, gamma=1.0) if is_discounted else config.algorithm
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_case import SMALL, Case, Row
-from workload import NUM_PROMPTS, PROMPT_TOKENS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT, build_workload
+from workload import SHAPES, build_workload
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_SECONDS = 240.0
@@ -36,13 +36,13 @@ def built_in_task(case: Case) -> list[Row]:
 
 def grpo_beside_trl(case: Case) -> list[Row]:
     """Seconds of a GRPO step of the benchmark's workload, ours and TRL's, in bfloat16 on GPUs."""
-    workload = build_workload(case.scratch / "workload")
+    workload, shape = build_workload(case.scratch / "workload"), SHAPES["W"]
     model = workload.models["tiny"] if case.is_tiny else case.model_directory("small", SMALL)
     steps = 2 if case.is_tiny else 8
     settings = [
-        "algorithm=grpo", f"model.path={model}", f"data.train_files=[{workload.prompts}]", "data.eval_files=[]",
-        f"data.batch_size={NUM_PROMPTS}", f"data.max_prompt_tokens={PROMPT_TOKENS}",
-        f"data.max_response_tokens={RESPONSE_TOKENS}", f"rollout.samples_per_prompt={SAMPLES_PER_PROMPT}",
+        "algorithm=grpo", f"model.path={model}", f"data.train_files=[{workload.rows['W']}]", "data.eval_files=[]",
+        f"data.batch_size={shape.prompts}", f"data.max_prompt_tokens={shape.prompt_tokens}",
+        f"data.max_response_tokens={shape.response_tokens}", f"rollout.samples_per_prompt={shape.samples}",
         "rollout.sampling.ignore_eos=true", f"reward.functions=[{HERE / 'workload.py'}:digit_fraction]",
         "actor.minibatch_size=null", "actor.optimizer.learning_rate=1e-5", f"trainer.total_steps={steps}",
         "trainer.eval_every=0",
@@ -51,7 +51,7 @@ def grpo_beside_trl(case: Case) -> list[Row]:
     rows = [Row("hybridflow GRPO, transformers", ours, "s/step")]
     if find_spec("trl") is not None:
         command = [sys.executable, "-W", "ignore", str(HERE / "peers" / "trl_grpo.py"), "--model", str(model)]
-        command += ["--prompts", str(workload.prompts), "--steps", str(steps), "--device", case.device.type]
+        command += ["--rows", str(workload.rows["W"]), "--steps", str(steps), "--device", case.device.type]
         theirs = _median(json.loads(_output(command).splitlines()[-1])["seconds"])
         rows += [
             Row("TRL GRPO, transformers", theirs, "s/step"),

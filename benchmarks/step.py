@@ -1,10 +1,11 @@
-"""Seconds per GRPO and PPO step of workload W: ours, both rollouts and both backends, compared with TRL's trainers.
+"""Seconds per step of GRPO, PPO, DPO, SFT and reward training: ours, compared with TRL's trainers.
 
-    python benchmarks/step.py [--sizes tiny ten] [--algorithms grpo ppo] [--rounds 2] [--steps 8] ...
+    python benchmarks/step.py [--workloads W P H] [--sizes tiny ten] [--algorithms grpo ...] [--rounds 2] ...
 
 Every case is a process of its own. A round runs each case once, so that ours and the peers alternate and share
-whatever else the machine does. The first two steps of a process do not count. The table goes to the terminal, all
-numbers to benchmarks/results/step-<date>.json.
+whatever else the machine does. The first two steps of a process do not count. The machine's matrix rate is measured
+before each process. Appends one line per process to benchmarks/results/step.jsonl and skips those that have a line
+under the same --run, so it can be stopped at any time and then continues; ends with a table of all lines of the run.
 """
 
 import argparse
@@ -12,68 +13,77 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from step_table import rows_of, table_of, write_results
-from systems import Case, Effort, Measured, RunFailed, cases, measure
-from workload import SIZES, Workload, build_workload
+from step_table import Line, append, finished, lines_of, rows_of, table_of
+from systems import Case, Effort, RunFailed, cases, measure
+from workload import SHAPES, SIZES, Workload, build_workload
 
 logger = logging.getLogger("step")
 
-RESULTS = Path(__file__).parent / "results"
-CACHE = Path.home() / ".cache" / "hybridflow" / "workload"
+RESULTS = Path(__file__).parent / "results" / "step.jsonl"
+CACHE = Path.home() / ".cache" / "hybridflow" / "workloads"
+ALGORITHMS = tuple(dict.fromkeys(name for shape in SHAPES.values() for name in shape.algorithms))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, shows and writes; returns 1 when a case failed."""
+    """Measures what has no line yet, and shows all; returns 1 when a case failed."""
     options = parsed(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    chosen = cases(options.sizes, options.algorithms, options.rollouts, options.backends)
-    chosen = [case for case in chosen if case.system in options.systems]
+    chosen = cases(options.workloads, options.sizes, options.algorithms, options.rollouts, options.backends)
+    chosen = [case for case in chosen if case.system in options.systems and not (options.defaults and case.recomputes)]
     effort = Effort(options.steps, options.threads, options.timeout)
     workload = build_workload(options.cache)
-    measured: dict[Case, list[Measured]] = {case: [] for case in chosen}
-    path = options.results / f"step-{datetime.now():%Y-%m-%d-%H%M}.json"
+    deadline = time.monotonic() + 60 * options.minutes
+    done = finished(options.results, options.run)
+    num_failed = 0
     for number in range(1, options.rounds + 1):
-        measure_round(number, measured, workload, effort)
-        write_results(path, measured, rows_of(measured), effort)
-    sys.stdout.write(table_of(rows_of(measured), effort))
-    logger.info("written %s", path)
-    return int(any(not runs for runs in measured.values()))
+        for case in chosen:
+            if (number, case) not in done and time.monotonic() < deadline:
+                line = measured_line(options.run, number, case, workload, effort)
+                num_failed += line is None
+                if line is not None:
+                    append(options.results, line)
+    sys.stdout.write(table_of(rows_of(lines_of(options.results, options.run), workload), effort))
+    return int(num_failed > 0)
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workloads", nargs="+", choices=list(SHAPES), default=["W", "P", "H"])
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
-    parser.add_argument("--algorithms", nargs="+", choices=("grpo", "ppo"), default=["grpo", "ppo"])
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--rollouts", nargs="+", choices=("transformers", "vllm"), default=["transformers", "vllm"])
     parser.add_argument("--backends", nargs="+", choices=("local", "ray"), default=["local", "ray"])
     parser.add_argument("--systems", nargs="+", choices=("hybridflow", "trl"), default=["hybridflow", "trl"])
+    parser.add_argument("--defaults", action="store_true", help="leave out what recomputes old logprobs")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each system")
     parser.add_argument("--steps", type=int, default=8, help="steps of a process, the first two not counted")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=600.0, help="start no process after so many minutes")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds after which a process is given up")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where the workload's models and prompts are kept")
+    parser.add_argument("--run", default=f"{datetime.now():%Y-%m-%d}", help="name under which lines are compared")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where the workloads' models and rows are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args(argv)
 
 
-def measure_round(number: int, measured: dict[Case, list[Measured]], workload: Workload, effort: Effort) -> None:
-    """Runs every case once and adds what it measured; a case that failed is reported and adds nothing."""
-    for case, runs in measured.items():
-        load = os.getloadavg()[0]
-        with tempfile.TemporaryDirectory() as scratch:
-            try:
-                run = measure(case, workload, effort, Path(scratch))
-            except RunFailed as failure:
-                logger.error("round %d  %s  FAILED\n%s", number, case.title, failure)
-                continue
-        runs.append(run)
-        steps = " ".join(f"{seconds:.3f}" for seconds in run.step_seconds)
-        logger.info("round %d  %s  load=%.1f  steps: %s", number, case.title, load, steps)
+def measured_line(run: str, number: int, case: Case, workload: Workload, effort: Effort) -> Line | None:
+    """Runs a case once; one that failed is reported, and has no line."""
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            measured = measure(case, workload, effort, Path(scratch))
+        except RunFailed as failure:
+            logger.error("round %d  %s  FAILED\n%s", number, case.title, failure)
+            return None
+    steps = " ".join(f"{seconds:.3f}" for seconds in measured.step_seconds)
+    logger.info("round %d  %s  load=%.1f  steps: %s", number, case.title, load, steps)
+    return Line(run, number, case, effort, measured, load)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,45 @@
-"""The results of step.py as a table and as JSON: medians, ratios to TRL, the cost of Ray."""
+"""The results of step.py: a line of JSON per process, and a table of medians, ratios to TRL and the cost of Ray."""
 
+import json
 import os
 import platform
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-from record import write_record
-from systems import Case, Effort, Measured
-from workload import NUM_PROMPTS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT
+from step_work import step_flops
+from systems import SAMPLING, Case, Effort, Measured
+from workload import SHAPES, Workload
+
+from hybridflow import __version__
+from hybridflow.optional import version_of
 
 WARM_UP_STEPS = 2
-HEADER = ("model", "task", "system", "rollout", "backend", "old logprobs")
-HEADER += ("median", "min", "tokens/s", "rest", "x same", "x fastest")
-WIDTHS = (6, 6, 11, 13, 8, 14, 8, 8, 10, 7, 9, 11)
+HEADER = ("", "model", "task", "system", "rollout", "backend", "old logprobs")
+HEADER += ("median", "min", "CPU s", "seq/s", "share", "rest", "x same", "x fastest")
+WIDTHS = (3, 6, 13, 11, 13, 8, 14, 8, 8, 8, 9, 7, 7, 8, 11)
+_NUM_WORDS = 7
+
+
+@dataclass(frozen=True)
+class Line:
+    """What one process measured: in which run and round, and the load of the machine before it."""
+
+    run: str
+    round: int
+    case: Case
+    effort: Effort
+    measured: Measured
+    load: float
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case: median and smallest seconds per step, and how many times faster it is than TRL.
+    """The processes of one case: seconds per step, and how many times faster it is than TRL.
 
+    `share`: the rate of the step's matrix products (see `step_work.py`) over the machine's, of the same run.
     `times_trl_alike` compares with TRL making the same recomputations, with the same generation where TRL has it;
     `times_trl_fastest` with TRL's fastest way of doing the algorithm. None for TRL's own rows.
     """
@@ -28,44 +47,83 @@ class Row:
     case: Case
     median: float
     smallest: float
+    cpu: float
     other_seconds: float
+    share: float
     times_trl_alike: float | None = None
     times_trl_fastest: float | None = None
 
 
-def rows_of(measured: dict[Case, list[Measured]]) -> list[Row]:
-    """A row for each case that has measurements, in order; the first steps of each process do not count."""
-    plain = {case: _summary(case, runs) for case, runs in measured.items() if runs}
-    return [_compared(row, plain) if row.case.is_ours else row for row in plain.values()]
+def append(path: Path, line: Line) -> None:
+    """Adds a line, with the machine and the versions."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    versions = {name: number for name in ("torch", "transformers", "ray") if (number := version_of(name))}
+    about = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
+        "versions": {"hybridflow": __version__, **versions},
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(asdict(line) | about) + "\n")
+
+
+def lines_of(path: Path, run: str) -> list[Line]:
+    """The lines of a run."""
+    if not path.is_file():
+        return []
+    found = [json.loads(text) for text in path.read_text().splitlines()]
+    return [
+        Line(
+            run,
+            line["round"],
+            Case(**line["case"]),
+            Effort(**line["effort"]),
+            Measured(**line["measured"]),
+            line["load"],
+        )
+        for line in found
+        if line["run"] == run
+    ]
+
+
+def finished(path: Path, run: str) -> set[tuple[int, Case]]:
+    """The rounds and cases that have a line."""
+    return {(line.round, line.case) for line in lines_of(path, run)}
+
+
+def rows_of(lines: list[Line], workload: Workload) -> list[Row]:
+    """A row for each case that has lines, in order; the first steps of each process do not count."""
+    grouped: dict[Case, list[Measured]] = {}
+    for line in lines:
+        grouped.setdefault(line.case, []).append(line.measured)
+    plain = {case: _summary(case, runs, workload) for case, runs in grouped.items()}
+    rows = [_compared(row, plain) if row.case.is_ours else row for row in plain.values()]
+    order = list(dict.fromkeys(row.case.task for row in rows))
+    return sorted(rows, key=lambda row: order.index(row.case.task))
 
 
 def table_of(rows: list[Row], effort: Effort) -> str:
     """The rows as text, a blank line between tasks, and what Ray adds below."""
-    tokens = NUM_PROMPTS * SAMPLES_PER_PROMPT * RESPONSE_TOKENS
     lines = [
-        f"Seconds per step, workload W, {effort.threads} threads, {os.cpu_count()} cores ({platform.machine()})",
+        f"Seconds per step, {effort.threads} threads, {os.cpu_count()} cores ({platform.machine()})",
         _line(HEADER),
     ]
     for before, row in zip([None, *rows], rows, strict=False):
         case = row.case
-        if before is None or _task(before.case) != _task(case):
+        if before is None or before.case.task != case.task:
             lines.append("")
+        words = [case.workload, case.size, case.algorithm, case.system, case.rollout, case.backend, _old_logprobs(case)]
+        numbers = [f"{row.median:.3f}", f"{row.smallest:.3f}", f"{row.cpu:.2f}"]
+        numbers += [f"{sequences(case) / row.median:,.1f}", f"{row.share:.0%}", f"{row.other_seconds:.1f}"]
         ratios = ["" if r is None else f"{r:.2f}" for r in (row.times_trl_alike, row.times_trl_fastest)]
-        numbers = [f"{row.median:.3f}", f"{row.smallest:.3f}", f"{tokens / row.median:,.0f}"]
-        words = [case.size, case.algorithm, case.system, case.rollout, case.backend, _old_logprobs(case)]
-        lines.append(_line([*words, *numbers, f"{row.other_seconds:.1f}", *ratios]))
+        lines.append(_line([*words, *numbers, *ratios]))
     return "\n".join([*lines, "", *_ray_prices(rows), ""])
 
 
-def write_results(path: Path, measured: dict[Case, list[Measured]], rows: list[Row], effort: Effort) -> None:
-    """Everything measured, with the machine and the versions it was measured with."""
-    content = {
-        "effort": asdict(effort),
-        "warm_up_steps": WARM_UP_STEPS,
-        "rows": [asdict(row) for row in rows],
-        "runs": [{"case": asdict(case), "runs": [asdict(run) for run in runs]} for case, runs in measured.items()],
-    }
-    write_record(path, ["transformers", "ray"], content)
+def sequences(case: Case) -> int:
+    """Sequences of a step."""
+    shape = SHAPES[case.workload]
+    return shape.prompts if case.algorithm == "sft" else shape.sequences
 
 
 def _ray_prices(rows: list[Row]) -> list[str]:
@@ -73,41 +131,40 @@ def _ray_prices(rows: list[Row]) -> list[str]:
     medians = {row.case: row.median for row in rows}
     lines = []
     for case, seconds in medians.items():
-        local = medians.get(Case(case.system, case.algorithm, case.size, case.rollout, "local"))
+        local = medians.get(replace(case, backend="local"))
         if case.backend == "ray" and local is not None:
             added = seconds - local
-            task = f"{case.algorithm} {case.size} {case.rollout}"
+            task = f"{case.workload} {case.algorithm} {case.size} {case.rollout}"
             lines.append(f"Ray adds {1e3 * added:+.0f} ms ({added / local:+.0%}) to a step of {task}.")
     return lines
 
 
-def _summary(case: Case, runs: list[Measured]) -> Row:
+def _summary(case: Case, runs: list[Measured], workload: Workload) -> Row:
     counted = [seconds for run in runs for seconds in run.step_seconds[WARM_UP_STEPS:]]
+    cpu = statistics.median(seconds for run in runs for seconds in run.cpu_seconds[WARM_UP_STEPS:])
     rest = statistics.median(run.other_seconds for run in runs)
-    return Row(case, statistics.median(counted), min(counted), rest)
+    rate = statistics.median(run.matrix_rate for run in runs)
+    flops = step_flops(workload, *case.task[:2], case.size, recomputes=case.recomputes)
+    median = statistics.median(counted)
+    return Row(case, median, min(counted), cpu, rest, flops / median / rate)
 
 
 def _compared(row: Row, rows: dict[Case, Row]) -> Row:
     """The row with its ratios; TRL without vLLM (PPO) is compared by its transformers generation."""
     case = row.case
-    peers = [r for r in rows.values() if not r.case.is_ours and _task(r.case) == _task(case)]
+    peers = [r for r in rows.values() if not r.case.is_ours and r.case.task == case.task]
     alike = [r for r in peers if r.case.recomputes == case.recomputes]
     alike = [r for r in alike if r.case.rollout == case.rollout] or alike
-    return Row(
-        case,
-        row.median,
-        row.smallest,
-        row.other_seconds,
+    return replace(
+        row,
         times_trl_alike=alike[0].median / row.median if alike else None,
         times_trl_fastest=min(r.median for r in peers) / row.median if peers else None,
     )
 
 
-def _task(case: Case) -> tuple[str, str]:
-    return case.algorithm, case.size
-
-
 def _old_logprobs(case: Case) -> str:
+    if case.algorithm not in SAMPLING:
+        return "-"
     if case.recomputes:
         return "forward pass"
     return "generation's" if case.algorithm == "ppo" else "none"
@@ -116,7 +173,7 @@ def _old_logprobs(case: Case) -> str:
 def _line(cells: Sequence[str]) -> str:
     """Words to the left, numbers to the right."""
     padded = [
-        cell.ljust(width) if i < 6 else cell.rjust(width)
+        cell.ljust(width) if i < _NUM_WORDS else cell.rjust(width)
         for i, (cell, width) in enumerate(zip(cells, WIDTHS, strict=True))
     ]
     return "".join(padded).rstrip()

@@ -1,4 +1,4 @@
-"""The systems measured on workload W: the command that runs each of them, and how its seconds per step are read."""
+"""The systems measured by step.py: the command that runs each of them, and how its seconds per step are read."""
 
 import json
 import os
@@ -8,12 +8,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from workload import NUM_PROMPTS, PROMPT_TOKENS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT, Workload
+from workload import SHAPES, Workload
 
 ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
 PEERS = ROOT / ".peers"
-PEER_SCRIPTS = {"grpo": ("trl", "trl_grpo.py"), "ppo": ("trl_ppo", "trl_ppo.py")}
+PEER_SCRIPTS = {
+    "grpo": ("trl", "trl_grpo.py"),
+    "ppo": ("trl_ppo", "trl_ppo.py"),
+    "dpo": ("trl", "trl_texts.py"),
+    "sft": ("trl", "trl_texts.py"),
+    "reward_model": ("trl", "trl_texts.py"),
+}
 """For each algorithm, the peer's environment below .peers/ and its script in benchmarks/peers/."""
+
+SAMPLING = ("grpo", "ppo")
+"""The algorithms that generate; the others learn from texts."""
 
 
 class RunFailed(Exception):
@@ -22,14 +32,15 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One system doing one algorithm on one model. `recomputes`: old logprobs by a forward pass of their own."""
+    """One system doing one algorithm on one workload and model. `recomputes`: old logprobs by a forward pass."""
 
     system: str
     algorithm: str
     size: str
-    rollout: str
+    rollout: str = "-"
     backend: str = "-"
-    recomputes: bool = True
+    recomputes: bool = False
+    workload: str = "W"
 
     @property
     def is_ours(self) -> bool:
@@ -37,10 +48,15 @@ class Case:
         return self.system == "hybridflow"
 
     @property
+    def task(self) -> tuple[str, str, str]:
+        """What the cases that are compared with one another have in common."""
+        return self.workload, self.algorithm, self.size
+
+    @property
     def title(self) -> str:
         """The case in words, for a line of a log."""
         old = " +old logprobs" if self.recomputes else ""
-        return f"{self.system} {self.algorithm} {self.size} {self.rollout} {self.backend}{old}"
+        return f"{self.workload} {self.system} {self.algorithm} {self.size} {self.rollout} {self.backend}{old}"
 
 
 @dataclass(frozen=True)
@@ -54,86 +70,101 @@ class Effort:
 
 @dataclass(frozen=True)
 class Measured:
-    """One process: seconds of each step, and of all that was not a step (imports, loading, shutting down)."""
+    """One process: seconds and processor seconds of each step, seconds of all that was not a step (imports, loading,
+    shutting down), and the machine's matrix rate just before it, in operations per second."""
 
     step_seconds: list[float]
+    cpu_seconds: list[float]
     other_seconds: float
+    matrix_rate: float
 
 
-def cases(sizes: list[str], algorithms: list[str], rollouts: list[str], backends: list[str]) -> list[Case]:
-    """Peers and ours in the order they are run, those to be compared next to one another.
-
-    Each system is run twice: as it is by default (no old logprobs in GRPO, generation's in PPO, whose KL penalty in the
-    reward reads them), and with a forward pass for them. TRL's vLLM path always makes that pass, as does our PPO with
-    vLLM.
-    """
+def cases(
+    workloads: list[str], sizes: list[str], algorithms: list[str], rollouts: list[str], backends: list[str]
+) -> list[Case]:
+    """Peers and ours in the order they are run, those to be compared next to one another."""
     found = []
-    for size in sizes:
-        for algorithm in algorithms:
-            found += [Case("trl", algorithm, size, "transformers", recomputes=flag) for flag in (False, True)]
-            if algorithm == "grpo" and "vllm" in rollouts:
-                found.append(Case("trl", algorithm, size, "vllm"))
-            for name in rollouts:
-                always = algorithm == "ppo" and name == "vllm"
-                found += [Case("hybridflow", algorithm, size, name, backend, always) for backend in backends]
-                if not always:
-                    found.append(Case("hybridflow", algorithm, size, name, backends[0]))
+    for workload in workloads:
+        for size in sizes:
+            for algorithm in (name for name in algorithms if name in SHAPES[workload].algorithms):
+                if algorithm in SAMPLING:
+                    found += _sampling(workload, size, algorithm, rollouts, backends)
+                else:
+                    found.append(Case("trl", algorithm, size, workload=workload))
+                    found += [Case("hybridflow", algorithm, size, "-", name, workload=workload) for name in backends]
+    return found
+
+
+def _sampling(workload: str, size: str, algorithm: str, rollouts: list[str], backends: list[str]) -> list[Case]:
+    """Each system is run twice: as it is by default (no old logprobs in GRPO, generation's in PPO, whose KL penalty in
+    the reward reads them), and with a forward pass for them. TRL's vLLM path always makes that pass, as does our PPO
+    with vLLM."""
+    found = []
+    if "transformers" in rollouts:
+        found += [Case("trl", algorithm, size, "transformers", "-", flag, workload) for flag in (False, True)]
+    if algorithm == "grpo" and "vllm" in rollouts:
+        found.append(Case("trl", algorithm, size, "vllm", "-", True, workload))
+    for name in rollouts:
+        always = algorithm == "ppo" and name == "vllm"
+        found += [Case("hybridflow", algorithm, size, name, backend, always, workload) for backend in backends]
+        if not always:
+            found.append(Case("hybridflow", algorithm, size, name, backends[0], True, workload))
     return found
 
 
 def measure(case: Case, workload: Workload, effort: Effort, scratch: Path) -> Measured:
     """Runs the case once in a process of its own; `scratch` is an empty directory for what it writes."""
     if case.is_ours:
-        command = _our_command(case, workload, effort, scratch)
+        algorithm, settings = case.algorithm, our_settings(case, workload, effort, scratch)
+        command = [sys.executable, str(HERE / "own_run.py"), algorithm, json.dumps(settings)]
     else:
         command = _peer_command(case, workload, effort)
+    rate = json.loads(_run([sys.executable, str(HERE / "matrix_rate.py"), str(effort.threads)], effort))["flops"]
     started = time.perf_counter()
-    output = _run(command, effort)
-    seconds = _our_seconds(scratch) if case.is_ours else json.loads(output.splitlines()[-1])["seconds"]
+    report = json.loads(_run(command, effort).splitlines()[-1])
+    seconds = report["seconds"]
     if len(seconds) != effort.steps:
         raise RunFailed(f"{case.title}: {len(seconds)} steps reported, {effort.steps} asked for.")
-    return Measured(seconds, time.perf_counter() - started - sum(seconds))
+    return Measured(seconds, report["cpu_seconds"], time.perf_counter() - started - sum(seconds), rate)
 
 
-def _our_command(case: Case, workload: Workload, effort: Effort, scratch: Path) -> list[str]:
-    samples = SAMPLES_PER_PROMPT if case.algorithm == "grpo" else 1
+def our_settings(case: Case, workload: Workload, effort: Effort, scratch: Path) -> dict[str, object]:
+    """The settings of our run of a case."""
+    shape = SHAPES[case.workload]
     settings: dict[str, object] = {
-        "algorithm": case.algorithm,
         "trainer.total_steps": effort.steps,
         "trainer.threads": effort.threads,
-        "trainer.run_dir": scratch / "run",
+        "trainer.run_dir": str(scratch / "run"),
         "trainer.backend": case.backend,
         "trainer.device": "cpu",
         "trainer.resume": "never",
-        "trainer.trackers": "[jsonl]",
+        "trainer.trackers": ["jsonl"],
         "trainer.eval_every": 0,
         "trainer.save_every": 0,
         "trainer.samples_every": 0,
-        "model.path": workload.models[case.size],
-        "data.train_files": f"[{workload.prompts}]",
-        "data.eval_files": "[]",
-        "data.batch_size": NUM_PROMPTS * SAMPLES_PER_PROMPT // samples,
-        "data.max_prompt_tokens": PROMPT_TOKENS,
-        "data.max_response_tokens": RESPONSE_TOKENS,
-        "rollout.engine": case.rollout,
-        "rollout.samples_per_prompt": samples,
-        "rollout.sampling.ignore_eos": "true",
-        "reward.functions": f"[{Path(__file__).parent / 'workload.py'}:digit_fraction]",
+        "model.path": str(workload.models[case.size]),
+        "data.train_files": [str(workload.rows_for(case.workload, case.algorithm))],
+        "data.eval_files": [],
+        "data.batch_size": shape.prompts,
+        "data.max_prompt_tokens": shape.prompt_tokens,
+        "data.max_response_tokens": shape.response_tokens + (case.algorithm not in SAMPLING),  # end of sequence
     }
-    for role in ("actor", "critic"):
-        settings |= {f"{role}.epochs": 1, f"{role}.minibatch_size": "null", f"{role}.optimizer.learning_rate": 1e-5}
+    if case.algorithm in SAMPLING:
+        samples = shape.samples if case.algorithm == "grpo" else 1
+        settings |= {
+            "data.batch_size": shape.sequences // samples,
+            "rollout.engine": case.rollout,
+            "rollout.samples_per_prompt": samples,
+            "rollout.sampling.ignore_eos": True,
+            "reward.functions": [f"{HERE / 'workload.py'}:digit_fraction"],
+        }
+    for role in ("actor", "critic") if case.algorithm == "ppo" else ("actor",):
+        settings |= {f"{role}.epochs": 1, f"{role}.minibatch_size": None, f"{role}.optimizer.learning_rate": 1e-5}
     if case.recomputes:
         settings["algorithm.old_logprobs"] = "recompute"
     if case.algorithm == "ppo":
         settings |= {"algorithm.kl.placement": "reward", "algorithm.kl.coefficient": 0.05}
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    return [sys.executable, "-m", "hybridflow.trainer.main_ppo", *overrides]
-
-
-def _our_seconds(scratch: Path) -> list[float]:
-    lines = (scratch / "run" / "metrics.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
-    return [row["timing_s/step"] for row in rows if "timing_s/step" in row]
+    return settings
 
 
 def _peer_command(case: Case, workload: Workload, effort: Effort) -> list[str]:
@@ -141,9 +172,12 @@ def _peer_command(case: Case, workload: Workload, effort: Effort) -> list[str]:
     python = PEERS / environment / "bin" / "python"
     if not python.exists():
         raise RunFailed(f"{case.title}: there is no {python.relative_to(ROOT)}. Build it with: make peers")
-    command = [str(python), "-W", "ignore", str(Path(__file__).parent / "peers" / script)]
-    command += ["--model", str(workload.models[case.size]), "--prompts", str(workload.prompts)]
+    command = [str(python), "-W", "ignore", str(HERE / "peers" / script), "--workload", case.workload]
+    command += ["--model", str(workload.models[case.size])]
+    command += ["--rows", str(workload.rows_for(case.workload, case.algorithm))]
     command += ["--steps", str(effort.steps), "--threads", str(effort.threads)]
+    if case.algorithm not in SAMPLING:
+        command += ["--algorithm", case.algorithm]
     if case.algorithm == "grpo":
         command += ["--rollout", case.rollout]
     if case.recomputes and case.rollout == "transformers":
@@ -156,7 +190,7 @@ def _run(command: list[str], effort: Effort) -> str:
     environment = os.environ | {
         "OMP_NUM_THREADS": str(effort.threads),
         "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
     }
     try:
         done = subprocess.run(
@@ -169,7 +203,7 @@ def _run(command: list[str], effort: Effort) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"{Path(command[-1]).name}: no end after {effort.timeout_seconds:g} s.") from error
+        raise RunFailed(f"{Path(command[1]).name}: no end after {effort.timeout_seconds:g} s.") from error
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise RunFailed(f"exit status {done.returncode} of {' '.join(command)}\n{tail}")

@@ -1,22 +1,53 @@
-"""Workload W: two random Llamas, a tokenizer of 64 characters and arithmetic prompts, as files.
+"""The workloads W, P and H: two random Llamas, a tokenizer of 64 characters, and prompts and pairs, as files.
 
 Every system measured reads the same directories; this file needs only torch, transformers and tokenizers, so that
 a peer's environment can import it too. `build_workload` is idempotent: what exists is kept.
 """
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 VOCABULARY = ("<pad>", "<eos>", *"0123456789+-*/= ", *"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQRST")
-NUM_PROMPTS = 64
-"""Prompts of a GRPO step; PPO takes NUM_PROMPTS * SAMPLES_PER_PROMPT prompts with one sample each."""
-SAMPLES_PER_PROMPT = 4
-PROMPT_TOKENS = 16
-RESPONSE_TOKENS = 32
-STORED_PROMPTS = 4096
+STORED_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A step of a workload: its prompts, responses per prompt (a pair of preferences has two), and their tokens."""
+
+    algorithms: tuple[str, ...]
+    prompts: int
+    samples: int
+    prompt_tokens: int
+    response_tokens: int
+    is_long_tailed: bool = False
+    """Whether these are the most tokens; otherwise all have as many."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step; PPO takes as many prompts, with one sample each."""
+        return self.prompts * self.samples
+
+
+SHAPES = {
+    "W": Shape(("grpo", "ppo"), prompts=64, samples=4, prompt_tokens=16, response_tokens=32),
+    "P": Shape(("grpo",), prompts=16, samples=8, prompt_tokens=256, response_tokens=64),
+    "H": Shape(
+        ("dpo", "sft", "reward_model"),
+        prompts=64,
+        samples=2,
+        prompt_tokens=256,
+        response_tokens=128,
+        is_long_tailed=True,
+    ),
+}
+"""W: many short prompts. P: long prompts in large groups. H: pairs whose lengths are spread as those of HH's harmless
+test split (median 80 and 32 tokens, 95 % below 330 and 130), cut at 256 and 128; supervised fine-tuning takes the
+prompt and the chosen response."""
 
 
 @dataclass(frozen=True)
@@ -39,29 +70,69 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Workload:
-    """Where the files are: one Hugging Face directory a size, and the prompts (JSON lines with `prompt`)."""
+    """Where the files are: a Hugging Face directory per size, and a file of JSON lines per workload.
+
+    Lines of W and P have `prompt`, lines of H also `chosen` and `rejected`; those of `demonstrations` have `prompt` and
+    `completion`.
+    """
 
     models: dict[str, Path]
-    prompts: Path
+    rows: dict[str, Path]
+    demonstrations: Path
+
+    def rows_for(self, shape: str, algorithm: str) -> Path:
+        """The file that an algorithm reads."""
+        return self.demonstrations if algorithm == "sft" else self.rows[shape]
 
 
 def build_workload(directory: Path) -> Workload:
     """The workload's files below `directory`, made when absent."""
-    prompts = directory / "prompts.jsonl"
     models = {name: directory / name for name in SIZES}
+    rows = {name: directory / f"{name}.jsonl" for name in SHAPES}
+    demonstrations = directory / "demonstrations.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
-    if not prompts.exists():
-        prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in arithmetic_prompts()))
+    pairs = random_pairs(SHAPES["H"])
+    made = {
+        rows["W"]: [{"prompt": prompt} for prompt in arithmetic_prompts(SHAPES["W"].prompt_tokens)],
+        rows["P"]: [{"prompt": prompt} for prompt in random_texts([SHAPES["P"].prompt_tokens] * STORED_ROWS, seed=1)],
+        rows["H"]: pairs,
+        demonstrations: [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs],
+    }
+    for path, lines in made.items():
+        if not path.exists():
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name, path in models.items():
         if not (path / "model.safetensors").exists():
             save_random_llama(SIZES[name], path)
-    return Workload(models=models, prompts=prompts)
+    return Workload(models, rows, demonstrations)
 
 
-def arithmetic_prompts(num: int = STORED_PROMPTS) -> list[str]:
-    """`num` sums of two numbers below 100, padded on the left to PROMPT_TOKENS characters."""
+def arithmetic_prompts(length: int, num: int = STORED_ROWS) -> list[str]:
+    """`num` sums of two numbers below 100, padded on the left to `length` characters."""
     source = random.Random(0)
-    return [f"{source.randrange(100)}+{source.randrange(100)}=".rjust(PROMPT_TOKENS) for _ in range(num)]
+    return [f"{source.randrange(100)}+{source.randrange(100)}=".rjust(length) for _ in range(num)]
+
+
+def random_texts(lengths: Sequence[int], *, seed: int) -> list[str]:
+    """Texts of random characters, one token each, which share no beginning."""
+    source = random.Random(seed)
+    letters = [token for token in VOCABULARY if len(token) == 1 and token != " "]
+    return ["".join(source.choices(letters, k=length)) for length in lengths]
+
+
+def random_pairs(shape: Shape) -> list[dict[str, str]]:
+    """Prompts with two responses each, of log-normal lengths."""
+    source = random.Random(2)
+
+    def lengths(median: float, most: int) -> list[int]:
+        return [max(4, min(most, round(source.lognormvariate(math.log(median), 0.86)))) for _ in range(STORED_ROWS)]
+
+    prompts = random_texts(lengths(80, shape.prompt_tokens), seed=3)
+    chosen, rejected = (random_texts(lengths(32, shape.response_tokens), seed=seed) for seed in (4, 5))
+    return [
+        {"prompt": prompt, "chosen": one, "rejected": other}
+        for prompt, one, other in zip(prompts, chosen, rejected, strict=True)
+    ]
 
 
 def save_random_llama(size: ModelSize, path: Path) -> None:
@@ -77,7 +148,7 @@ def save_random_llama(size: ModelSize, path: Path) -> None:
         num_attention_heads=size.heads,
         num_key_value_heads=size.kv_heads,
         head_dim=size.head_size,
-        max_position_embeddings=256,
+        max_position_embeddings=512,
         tie_word_embeddings=False,
         pad_token_id=0,
         bos_token_id=1,

@@ -6,8 +6,8 @@ Minutes:   6.
 Command:   python recipes/tiny_games.py OUT [key=value ...]    (then OUT/model and OUT/*.jsonl)
 Expect:    the files below hybridflow/assets/games; replies in the right form, and bad play.
 
-The model imitates weak players: they walk in any direction, pass or bet by chance, and forget all
-answers to their guesses but the last one. The player with the calculator copies numbers carelessly, if it is used.
+The model imitates weak players: they walk in any direction, ignore half of the time what they have learned about the
+number, bet by their card alone, and ask the calculator for any operation, if they use it.
 `hybridflow grpo task=guess_number` and the other tasks continue from there.
 """
 

@@ -1,6 +1,6 @@
-"""Seconds per step of TRL 1.16's GRPOTrainer on workload W; run by that environment's Python, prints one JSON line.
+"""Seconds per step of TRL 1.16's GRPOTrainer on workload W or P; run by the peer's Python, prints one JSON line.
 
-Configured in TRL's favor: one microbatch of 256 sequences, no reference model (beta 0), nothing logged, saved or
+Configured in TRL's favor: one microbatch of all sequences, no reference model (beta 0), nothing logged, saved or
 evaluated. With transformers generation TRL computes no old logprobs, for they equal the update's; with vLLM it does.
 `--recompute` asks TRL for them in the first case too, as it does itself when batches are reused.
 """
@@ -18,16 +18,15 @@ import trl
 from clock import StepClock
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from workload import NUM_PROMPTS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT, digit_fraction
-
-SEQUENCES = NUM_PROMPTS * SAMPLES_PER_PROMPT
+from workload import SHAPES, digit_fraction
 
 
 def main() -> None:
     """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with a field `prompt`")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines with a field `prompt`")
+    parser.add_argument("--workload", choices=("W", "P"), default="W")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rollout", choices=("transformers", "vllm"), default="transformers")
@@ -38,23 +37,23 @@ def main() -> None:
     if options.rollout == "vllm":
         prepare_vllm()
     with tempfile.TemporaryDirectory() as scratch:
-        seconds = step_seconds(options, settings(scratch, options))
-    sys.stdout.write(json.dumps({"seconds": seconds, "threads": torch.get_num_threads()}) + "\n")
+        measured = measured_steps(options, settings(scratch, options))
+    sys.stdout.write(json.dumps(measured) + "\n")
 
 
 def settings(directory: str, options: argparse.Namespace) -> trl.GRPOConfig:
     """TRL's configuration of the workload's GRPO step."""
-    is_vllm, is_cpu = options.rollout == "vllm", options.device == "cpu"
+    is_vllm, is_cpu, shape = options.rollout == "vllm", options.device == "cpu", SHAPES[options.workload]
     return trl.GRPOConfig(
         output_dir=directory,
         use_cpu=is_cpu,
         bf16=not is_cpu,
         gradient_checkpointing=False,
-        per_device_train_batch_size=SEQUENCES,
+        per_device_train_batch_size=shape.sequences,
         gradient_accumulation_steps=1,
-        num_generations=SAMPLES_PER_PROMPT,
-        max_completion_length=RESPONSE_TOKENS,
-        generation_kwargs={"ignore_eos": True} if is_vllm else {"min_new_tokens": RESPONSE_TOKENS},
+        num_generations=shape.samples,
+        max_completion_length=shape.response_tokens,
+        generation_kwargs={"ignore_eos": True} if is_vllm else {"min_new_tokens": shape.response_tokens},
         max_steps=options.steps,
         learning_rate=1e-5,
         lr_scheduler_type="constant",
@@ -62,7 +61,7 @@ def settings(directory: str, options: argparse.Namespace) -> trl.GRPOConfig:
         temperature=1.0,
         use_vllm=is_vllm,
         vllm_mode="colocate",
-        vllm_max_model_length=128,
+        vllm_max_model_length=512,
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
@@ -71,20 +70,20 @@ def settings(directory: str, options: argparse.Namespace) -> trl.GRPOConfig:
     )
 
 
-def step_seconds(options: argparse.Namespace, config: trl.GRPOConfig) -> list[float]:
-    """Seconds of each step, from the end of the one before."""
+def measured_steps(options: argparse.Namespace, config: trl.GRPOConfig) -> dict[str, list[float]]:
+    """Seconds and processor seconds of each step."""
     clock = StepClock()
     trainer_class = RecomputingTrainer if options.recompute else trl.GRPOTrainer
     trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32),
         reward_funcs=digit_fraction,
         args=config,
-        train_dataset=Dataset.from_json(str(options.prompts)),
+        train_dataset=Dataset.from_json(str(options.rows)),
         processing_class=AutoTokenizer.from_pretrained(options.model),
         callbacks=[clock],
     )
     trainer.train()
-    return clock.seconds()
+    return clock.measured()
 
 
 class RecomputingTrainer(trl.GRPOTrainer):

@@ -19,16 +19,15 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
 from trl.experimental.ppo import PPOConfig, PPOTrainer
-from workload import NUM_PROMPTS, RESPONSE_TOKENS, SAMPLES_PER_PROMPT
-
-SEQUENCES = NUM_PROMPTS * SAMPLES_PER_PROMPT
+from workload import SHAPES
 
 
 def main() -> None:
     """Measure as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--prompts", type=Path, required=True, help="JSON lines with a field `prompt`")
+    parser.add_argument("--rows", type=Path, required=True, help="JSON lines with a field `prompt`")
+    parser.add_argument("--workload", choices=("W",), default="W")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--recompute", action="store_true", help="old logprobs by a forward pass of their own")
@@ -37,24 +36,25 @@ def main() -> None:
     if options.recompute:
         recompute_old_logprobs()
     with tempfile.TemporaryDirectory() as scratch:
-        seconds = step_seconds(options.model, options.prompts, settings(scratch, options.steps))
-    sys.stdout.write(json.dumps({"seconds": seconds, "threads": torch.get_num_threads()}) + "\n")
+        measured = measured_steps(options.model, options.rows, settings(scratch, options))
+    sys.stdout.write(json.dumps(measured) + "\n")
 
 
-def settings(directory: str, steps: int) -> PPOConfig:
+def settings(directory: str, options: argparse.Namespace) -> PPOConfig:
     """TRL's configuration of the workload's PPO step."""
+    shape = SHAPES[options.workload]
     return PPOConfig(
         output_dir=directory,
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=SEQUENCES,
+        per_device_train_batch_size=shape.sequences,
         gradient_accumulation_steps=1,
         num_mini_batches=1,
         num_ppo_epochs=1,
-        local_rollout_forward_batch_size=SEQUENCES,
-        response_length=RESPONSE_TOKENS,
-        total_episodes=steps * SEQUENCES,
+        local_rollout_forward_batch_size=shape.sequences,
+        response_length=shape.response_tokens,
+        total_episodes=options.steps * shape.sequences,
         num_sample_generations=0,
         learning_rate=1e-5,
         lr_scheduler_type="constant",
@@ -68,8 +68,8 @@ def settings(directory: str, steps: int) -> PPOConfig:
     )
 
 
-def step_seconds(model: Path, prompts: Path, config: PPOConfig) -> list[float]:
-    """Seconds of each step, from the end of the one before."""
+def measured_steps(model: Path, prompts: Path, config: PPOConfig) -> dict[str, list[float]]:
+    """Seconds and processor seconds of each step."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     texts = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
     rows = Dataset.from_dict({"input_ids": [tokenizer(text)["input_ids"] for text in texts]})
@@ -86,7 +86,7 @@ def step_seconds(model: Path, prompts: Path, config: PPOConfig) -> list[float]:
         callbacks=[clock],
     )
     trainer.train()
-    return clock.seconds()
+    return clock.measured()
 
 
 def recompute_old_logprobs() -> None:

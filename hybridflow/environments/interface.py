@@ -209,16 +209,19 @@ async def awaited(answer: object) -> object:
 
 def _conversation(messages: object) -> list[Message]:
     """The messages of a question; raises `EpisodeError` for anything else."""
-    given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+    alone: Message = {"role": "user", "content": messages}
+    given = [alone] if isinstance(messages, str) else messages
     if not isinstance(given, list | tuple) or not given:
         flaw = "no messages" if given in ([], ()) else f"an object of type {type(given).__name__}, not messages"
         raise EpisodeError(
             f"it asked the model with {flaw}.", remedy='Ask with [{"role": "user", "content": "..."}, ...].'
         )
+    found: list[Message] = []
     for place, message in enumerate(given):
         if flaw := message_flaw(message):
             raise EpisodeError(
                 f"it asked the model with messages of which messages[{place}] {flaw}.",
                 remedy='Write each message as {"role": "user", "content": "..."}.',
             )
-    return [message if message.get("content") is not None else {**message, "content": ""} for message in given]
+        found.append(message if message.get("content") is not None else {**message, "content": ""})
+    return found

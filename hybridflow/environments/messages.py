@@ -1,4 +1,4 @@
-"""What a message is: a role, and content that a chat template can show."""
+"""Messages: a role, and content that a chat template can show."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that every chat template may be given; a template may name further ones."""

@@ -37,7 +37,7 @@ _REMEDIES = {
     "max_response_tokens": "raise data.max_response_tokens, which counts all replies and observations of an episode, or"
     " lower environment.max_turn_tokens",
 }
-"""What to do if most episodes reach a limit."""
+"""Remedies if most episodes reach a limit."""
 
 
 class Sampler(Protocol):

@@ -87,7 +87,7 @@ def parser_of(chat_template: str | None) -> Parser:
 
 
 class _Flaw(str):
-    """What is wrong with a call."""
+    """The reason why a call cannot be made."""
 
 
 def _json_at(text: str, place: int) -> tuple[object, int]:

@@ -10,8 +10,8 @@ import pytest
 from hybridflow.config.paths import builtin_path
 from recipes import kuhn_exploitability, tiny_games
 from tests.distributed.runs import Row, rows_of_run, run_well
+from tests.oracles.environments import best_guessing, lake_values
 from tests.oracles.environments import kuhn_exploitability as oracle
-from tests.oracles.environments import lake_values
 
 MODEL = builtin_path("builtin:games")
 LAKE = ["SFFF", "FHFH", "FFFH", "HFFG"]
@@ -72,9 +72,10 @@ def test_the_average_wins_the_mean_of_what_the_policies_win():
     assert value(other, average) == pytest.approx(sum(value(other, each) for each in (one, two, three)) / 3)
 
 
-def test_the_built_in_player_of_poker_plays_by_chance():
+def test_the_built_in_player_of_poker_bets_by_its_card():
     policy = kuhn_exploitability.bets(*loaded(MODEL))
-    assert all(0.35 < bet < 0.65 for bet in policy.values())  # it has learned this from a few thousand games
+    for (card, _), bet in policy.items():
+        assert bet == pytest.approx(("JQK".index(card) + 1) / 4, abs=0.15)  # learned from a few thousand games
 
 
 def loaded(path: Path):
@@ -84,10 +85,24 @@ def loaded(path: Path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_frozen_lake_is_learned(tmp_path):
-    rows = rows_of_run(tmp_path / "run", ["algorithm=grpo", "task=frozen_lake", "trainer.device=cpu"])
-    optimum = lake_values(LAKE, 0.0, 16)[16][0, 0][0]
-    assert evaluation(rows)[0] < 0.1 * optimum and evaluation(rows)[-1] >= 0.9 * optimum
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize(
+    ("task", "most", "optimum"),
+    [("frozen_lake", 0.1, lake_values(LAKE, 0.0, 16)[16][0, 0][0]), ("guess_number", 0.6, best_guessing(15, 6, 0.1))],
+)
+def test_the_game_is_learned(tmp_path, task, most, optimum, algorithm):
+    rows = rows_of_run(tmp_path / "run", [f"algorithm={algorithm}", f"task={task}", "trainer.device=cpu"])
+    assert evaluation(rows)[0] < most and evaluation(rows)[-1] >= 0.9 * optimum
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "ppo"])
+def test_self_play_approaches_an_equilibrium(tmp_path, algorithm):
+    rows_of_run(tmp_path / "run", [f"algorithm={algorithm}", "task=kuhn_poker", "trainer.device=cpu"])
+    found, exploitability = kuhn_exploitability.policies(tmp_path / "run"), kuhn_exploitability.exploitability
+    assert exploitability(kuhn_exploitability.bets(*loaded(MODEL))) > 0.13
+    assert exploitability(kuhn_exploitability.averaged([*found.values()])) <= 0.1
 
 
 def evaluation(rows: list[Row]) -> list[float]:

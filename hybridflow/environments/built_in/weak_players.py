@@ -11,11 +11,15 @@ Player = Callable[[list[Message], random.Random], str]
 
 
 def guess(messages: list[Message], draw: random.Random) -> str:
-    """In two of three cases a number on the right side of the last guess, otherwise any number."""
+    """In one of two cases a number that agrees with all answers, otherwise any number."""
     lowest, highest = 1, 15
-    if len(messages) > 1 and draw.random() < 2 / 3:
-        last, answer = int(str(messages[-2]["content"])), messages[-1]["content"]
-        lowest, highest = (1, last - 1) if answer == "lower" else (last + 1, 15)
+    if draw.random() < 1 / 2:
+        for said, heard in zip(messages[1::2], messages[2::2], strict=True):
+            number = int(str(said["content"]))
+            if heard["content"] == "lower":
+                highest = min(highest, number - 1)
+            else:
+                lowest = max(lowest, number + 1)
     return str(draw.randint(lowest, highest))
 
 
@@ -25,27 +29,20 @@ def walk(messages: list[Message], draw: random.Random) -> str:
 
 
 def bet(messages: list[Message], draw: random.Random) -> str:
-    """Passes or bets."""
-    return draw.choice(("pass", "bet"))
+    """Bets with probability 1/4, 1/2 or 3/4 for a jack, queen or king, and ignores the other player."""
+    card = str(messages[0]["content"]).split()[1]
+    return "bet" if draw.random() < ("JQK".index(card) + 1) / 4 else "pass"
 
 
 def calculate(messages: list[Message], draw: random.Random) -> str:
-    """Answers by chance, or calls the tool with any operator; one number in three is copied with a wrong digit."""
+    """Answers by chance, or calls the tool with any operator and repeats what it returns."""
     if messages[-1]["role"] == "tool":
-        return carelessly(str(messages[-1]["content"]), draw)
-    if draw.random() < 0.5:
+        return str(messages[-1]["content"])
+    if draw.random() < 1 / 2:
         return str(draw.randint(100, 9999))
-    first, second = (carelessly(text, draw) for text in str(messages[-1]["content"]).removesuffix("=").split("*"))
-    arguments = {"first": int(first), "operator": draw.choice("+-*"), "second": int(second)}
+    first, second = map(int, str(messages[-1]["content"]).removesuffix("=").split("*"))
+    arguments = {"first": first, "operator": draw.choice("+-*"), "second": second}
     return f"<tool_call>{json.dumps({'name': 'calculate', 'arguments': arguments})}</tool_call>"
-
-
-def carelessly(number: str, draw: random.Random) -> str:
-    """The number, with another digit in one of three cases."""
-    place = draw.randrange(len(number))
-    if draw.random() < 2 / 3 or not number[place].isdigit():
-        return number
-    return f"{number[:place]}{draw.randint(1, 9)}{number[place + 1 :]}"
 
 
 PLAYERS: dict[str, Player] = {"guess_number": guess, "calculator": calculate, "frozen_lake": walk, "kuhn_poker": bet}

@@ -14,7 +14,7 @@ _PARTIAL = "asynchrony.partial_rollouts=true"
 
 
 def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
-    """Rows that cannot continue from call to call, deadlines that never pass, and a schedule that cannot be repeated."""
+    """Rows that cannot continue from call to call, deadlines that never pass, and schedules that cannot be repeated."""
     config = plan.config
     if not config.asynchrony.partial_rollouts:
         return

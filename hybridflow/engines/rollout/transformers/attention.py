@@ -147,8 +147,7 @@ class GrowingLayer(DynamicLayer):
                 buffer[:, :, used:end] = new
             else:
                 columns.write(buffer, new)
-        self._show(end)
-        return self.keys, self.values
+        return self._show(end)
 
     def align(self, padding: Int64[Tensor, " B"]) -> None:
         """Moves each row to the left by its number of columns without a token, so that it begins in the first."""
@@ -183,8 +182,10 @@ class GrowingLayer(DynamicLayer):
         if num_columns < self.get_seq_length():
             self._show(num_columns)
 
-    def _show(self, num_columns: int) -> None:
-        self.keys, self.values = (buffer[:, :, :num_columns] for buffer in self._buffers)
+    def _show(self, num_columns: int) -> tuple[Tensor, Tensor]:
+        keys, values = (buffer[:, :, :num_columns] for buffer in self._buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 class GrowingCache(Cache):

@@ -168,7 +168,7 @@ class TransformersEngine(RolloutShell):
         return Responses.concat(found)
 
     def _resumes(self, request: Request) -> bool:
-        """Whether a finished row goes on with the request; see `Decoding.resume`."""
+        """Whether the request continues in the place of a finished row; see `Decoding.resume`."""
         return request.may_continue and any(
             decoding.sampling == request.sampling and decoding.resume(request, max_unread_tokens=MAX_UNREAD_TOKENS)
             for decoding in self._decodings

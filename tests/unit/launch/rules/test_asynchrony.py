@@ -197,8 +197,8 @@ def test_a_deadline_for_an_engine_that_generates_rows_to_their_ends_is_a_warning
     engine = f"rollout.engine={tmp_path}/engine.py:Derived"
     words = ["algorithm=grpo", STALE, "asynchrony.partial_rollouts=true", engine]
     assert not judged(planned(*words), partial_rollout_problems)
-    [advice] = judged(planned(*words, "asynchrony.deadline_tokens=8"), partial_rollout_problems)
-    assert advice.message.startswith("asynchrony.deadline_tokens=8 cuts off no response")
+    [advice] = judged(planned(*words, "asynchrony.deadline_tokens=4"), partial_rollout_problems)
+    assert advice.message.startswith("asynchrony.deadline_tokens=4 cuts off no response")
     assert advice.remedy.startswith("Leave out asynchrony.deadline_tokens")
 
 

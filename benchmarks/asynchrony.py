@@ -232,7 +232,7 @@ def speed_ups(name: str, mode: str, found: Mapping[tuple[str, str, int], Line]) 
 
 
 def goals(name: str, found: Mapping[tuple[str, str, int], Line]) -> Iterator[tuple[str, bool]]:
-    """What an experiment has to show, and whether its lines do."""
+    """The goals of an experiment, and whether its lines reach them."""
     if name == "tail" and (pairs := speed_ups(name, PARTIAL, found)):
         speed_up, model = (mean(values) for values in zip(*pairs, strict=True))
         yield f"{speed_up:.2f} times as fast (goal: {LEAST_SPEED_UP:g})", speed_up >= LEAST_SPEED_UP

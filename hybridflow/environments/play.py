@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.row_names import row_names
 from hybridflow.batch.wire import Meta
-from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
 from hybridflow.environments.interface import (
     Ask,
@@ -74,8 +74,10 @@ class EpisodePlayer:
         *,
         max_prompt_tokens: int,
         max_response_tokens: int,
+        gamma: float = 1.0,
     ) -> None:
         self._config = config
+        self._discount = gamma if config.discounts_replies else 1.0
         self._max_prompt_tokens = max_prompt_tokens
         self._max_response_tokens = max_response_tokens
         self._max_turn_tokens = config.max_turn_tokens or max(1, max_response_tokens // config.max_turns)
@@ -105,7 +107,7 @@ class EpisodePlayer:
         self._note_limits(running)
         counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in _REMEDIES), 0.0)
         counts |= {name: float(count) for name, count in running.counts.items() if count}
-        discount = None if is_evaluation else self._config.discount
+        discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
         return episode_columns(prompts, running.results, running.meta | counts, discount=discount)
 
     def _advance(self, running: RunningEpisodes, sampler: Sampler) -> None:

@@ -133,8 +133,8 @@ def test_rewards_stand_at_the_last_token_of_each_reply(tokenizer):
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 0.9])
 def test_each_token_of_a_reply_gets_the_discounted_return_of_the_reply(tokenizer, gamma):
-    credit = {"credit": Credit.return_to_go, "turn_gamma": gamma}
-    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, **credit) as player:
+    credit = Credit.return_to_go
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, credit=credit, gamma=gamma) as player:
         found = player.play(prompts_of(tokenizer, TEXTS, samples=2))
         evaluated = player.play(prompts_of(tokenizer, TEXTS, samples=2), is_evaluation=True)
     expected = returns_of_replies([1.0, 2.0, 3.0], gamma)

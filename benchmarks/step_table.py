@@ -25,7 +25,7 @@ _NUM_WORDS = 7
 
 @dataclass(frozen=True)
 class Line:
-    """What one process measured: in which run and round, and the load of the machine before it."""
+    """Figures of one process: its run and round, the load of the machine before it, and what it measured."""
 
     run: str
     round: int

@@ -1,5 +1,6 @@
 """Attention over packed sequences, without padding or a mask over all tokens."""
 
+from inspect import signature
 from typing import TypedDict, Unpack
 
 import torch
@@ -36,6 +37,8 @@ _WITHOUT_EFFECT = {
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
+_GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""For heads that share keys; torch 2.11 takes these without being told."""
 
 
 class AttentionArguments(TypedDict, total=False):
@@ -183,7 +186,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scali
     """Causal FlashAttention; a token attends to the `left` tokens before it, or to all for -1."""
     ends, longest = packing.cu_seqlens, packing.max_seqlen
     attended = varlen_attn(
-        query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), enable_gqa=True
+        query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), **_GROUPED_HEADS
     )
     assert isinstance(attended, Tensor), "only the output was requested"
     return attended

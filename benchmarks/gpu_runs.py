@@ -35,22 +35,24 @@ def built_in_task(case: Case) -> list[Row]:
     return rows
 
 
-def grpo_beside_trl(case: Case) -> list[Row]:
-    """GRPO steps of the workloads W (a small model) and P (0.6 B parameters), ours and TRL's, in bfloat16 on GPUs."""
-    workload = build_workload(case.scratch / "workload")
-    small, large = (SIZES["tiny"], SIZES["tiny"]) if case.is_tiny else (SMALL, LARGE)
-    return [
-        *_beside_trl(case, "W", workload.rows["W"], case.model_directory("small", small), small),
-        *_beside_trl(case, "P", workload.rows["P"], case.model_directory("large", large), large),
-    ]
+def long_prompts_beside_trl(case: Case) -> list[Row]:
+    """GRPO steps of workload P with 0.55 B parameters, ours and TRL's."""
+    return _beside_trl(case, "P", "large", SIZES["tiny"] if case.is_tiny else LARGE)
 
 
-def _beside_trl(case: Case, name: str, texts: Path, model: Path, size: ModelSize) -> list[Row]:
-    """Seconds per step of a workload, the ratio, and the share of the card's peak of our phases.
+def short_prompts_beside_trl(case: Case) -> list[Row]:
+    """GRPO steps of workload W with a small model, ours and TRL's."""
+    return _beside_trl(case, "W", "small", SIZES["tiny"] if case.is_tiny else SMALL)
+
+
+def _beside_trl(case: Case, name: str, model_name: str, size: ModelSize) -> list[Row]:
+    """Seconds per step of a workload, in bfloat16 on GPUs, the ratio, and our phases' shares of the card's peak.
 
     Operations count every sequence on its own, so that a prompt computed once for its group raises the share.
     """
-    shape, steps = SHAPES[name], 2 if case.is_tiny else 8
+    texts = build_workload(case.scratch / "workload").rows[name]
+    model = case.model_directory(model_name, size)
+    shape, steps = SHAPES[name], 2 if case.is_tiny else 6
     settings = [
         "algorithm=grpo", f"model.path={model}", f"data.train_files=[{texts}]", "data.eval_files=[]",
         f"data.batch_size={shape.prompts}", f"data.max_prompt_tokens={shape.prompt_tokens}",
@@ -58,7 +60,8 @@ def _beside_trl(case: Case, name: str, texts: Path, model: Path, size: ModelSize
         f"rollout.max_sequences={shape.sequences}", "rollout.sampling.ignore_eos=true",
         f"reward.functions=[{HERE / 'workload.py'}:digit_fraction]", "actor.minibatch_size=null",
         f"actor.microbatch_tokens={shape.sequences * (shape.prompt_tokens + shape.response_tokens)}",
-        "actor.optimizer.learning_rate=1e-5", f"trainer.total_steps={steps}", "trainer.eval_every=0",
+        "actor.optimizer.learning_rate=1e-5", "actor.gradient_checkpointing=false", f"trainer.total_steps={steps}",
+        "trainer.eval_every=0",
     ]  # fmt: skip
     found = _train(case, f"beside_{name}", settings)
     ours = _median([row["timing_s/step"] for row in found if "timing_s/step" in row])

@@ -66,7 +66,7 @@ def packed_attention(
     `softcap` c turns scores s into c tanh(s / c) (Gemma 2, arXiv:2408.00118), and `sinks` are scores of a key without a
     value (GPT-OSS). Sequences that share prefixes (`packing.parents`) are attended to as if each had its own, with
     `tree_attention` if that and this version of PyTorch support the arguments. On a GPU it uses FlashAttention if that
-    supports the arguments (not yet run on one); otherwise it computes block by block.
+    supports the arguments; otherwise it computes block by block.
     """
     if window is not None and window >= packing.max_seqlen:
         window = None

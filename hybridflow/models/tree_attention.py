@@ -1,7 +1,7 @@
 """Attention over packed sequences that share prefixes, each of which is computed once.
 
 It calls operators that are private to PyTorch, because the public functions return no softmax denominators, and so may
-change with any version. Tested with torch 2.13, the version that hybridflow requires, on CPUs only.
+change with any version. Tested with torch 2.13, the version that hybridflow requires, on CPUs, and with torch 2.11 on a GPU.
 """
 
 import logging
@@ -52,7 +52,7 @@ def tree_attention(
     The keys of a token are divided over calls of PyTorch's kernel (`packing.calls`), which also returns the logarithm
     of each softmax's denominator; with it, the results are combined into attention to all keys. In the backward pass,
     each call gets the combined result and denominator, which is all that the gradients of its own keys depend on
-    (FlashAttention-2, arXiv:2307.08691, sec. 3.1). On a GPU it uses FlashAttention (not yet run on one).
+    (FlashAttention-2, arXiv:2307.08691, sec. 3.1). On a GPU it uses FlashAttention.
     """
     return _TreeAttention.apply(query, key, value, packing, scaling)
 

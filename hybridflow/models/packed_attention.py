@@ -1,7 +1,7 @@
 """Attention over packed sequences, without padding or a mask over all tokens."""
 
 from inspect import signature
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -37,7 +37,7 @@ _WITHOUT_EFFECT = {
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
-_GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+_GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 """For heads that share keys; torch 2.11 takes these without being told."""
 
 

@@ -1,7 +1,7 @@
 """Attention over packed sequences that share prefixes, each of which is computed once.
 
 It calls operators that are private to PyTorch, because the public functions return no softmax denominators, and so may
-change with any version. Tested with torch 2.13, the version that hybridflow requires, on CPUs, and with torch 2.11 on a GPU.
+change with any version. Tested with torch 2.13, the version that hybridflow requires, on CPUs, and with 2.11 on a GPU.
 """
 
 import logging

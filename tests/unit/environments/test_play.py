@@ -3,6 +3,7 @@
 import json
 import re
 
+import psutil
 import pytest
 import torch
 
@@ -294,6 +295,21 @@ def test_an_episode_whose_process_fails_starts_again_and_ends_as_it_would_have(
         expected = player.play(prompts)
     assert ids_of(found) == ids_of(expected) and found.object("episode_return") == [6.0] * 4
     assert caplog.text.count(reason) == 2 and "row=1 starts again" in caplog.text
+
+
+def test_processes_that_die_while_they_are_idle_are_replaced_without_a_retry(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS)
+    with Player(tokenizer, "Echo", processes=4, max_turn_tokens=6, retries=0) as player:
+        expected = player.play(prompts)
+        servers = [process for process in psutil.Process().children() if process.children()]
+        idle = [process for server in servers for process in server.children()]
+        for process in idle:
+            process.kill()
+        psutil.wait_procs(idle, timeout=10)
+        found = player.play(prompts)
+    assert len(idle) >= 4
+    assert ids_of(found) == ids_of(expected)
+    assert not found.meta.get("environment/retries")
 
 
 def test_after_all_retries_a_failed_episode_is_masked_and_does_not_change_its_groups_mean(tokenizer, tmp_path, caplog):

@@ -257,6 +257,14 @@ def test_a_step_that_returns_something_else_is_an_error(tokenizer, tmp_path, act
     assert len(list(tmp_path.iterdir())) == 1  # it is not tried again
 
 
+@pytest.mark.parametrize("seconds", [0, 0.001, None])
+def test_an_environment_that_needs_an_event_loop_is_told_how_to_get_one(tokenizer, seconds):
+    prompts = prompts_of(tokenizer, TEXTS[:1], seconds=[seconds])
+    with Player(tokenizer, "WaitsForTasks", processes=0) as player, pytest.raises(EpisodeError) as error:
+        player.play(prompts)
+    assert "Set environment.processes to 1 or more" in f"{error.value.message} {error.value.remedy}"
+
+
 @pytest.mark.parametrize("processes", [0, 1])
 def test_an_error_of_close_does_not_hide_that_of_a_step(tokenizer, processes):
     prompts = prompts_of(tokenizer, TEXTS[:1])

@@ -40,7 +40,7 @@ _REMEDIES = {
 """Remedies if most episodes reach a limit."""
 
 
-class Sampler(Protocol):
+class ReplySampler(Protocol):
     """A rollout engine with settings for sampling, which nothing else uses meanwhile."""
 
     def submit(self, rows: Batch, *, max_tokens: int) -> None:
@@ -93,7 +93,7 @@ class EpisodePlayer:
         """Ends the processes of the environment."""
         self._stage.close()
 
-    def play(self, prompts: Batch, sampler: Sampler, *, seed: int, is_evaluation: bool = False) -> Batch:
+    def play(self, prompts: Batch, sampler: ReplySampler, *, seed: int, is_evaluation: bool = False) -> Batch:
         """The episodes of the rows, in order; see `episode_columns`. Returns of an evaluation are not discounted."""
         self._check_template(prompts)
         running = RunningEpisodes(prompts, seed, self._numbers)
@@ -110,7 +110,7 @@ class EpisodePlayer:
         discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
         return episode_columns(prompts, running.results, running.meta | counts, discount=discount)
 
-    def _advance(self, running: RunningEpisodes, sampler: Sampler) -> None:
+    def _advance(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
         """Sends what is due, and samples one token of all rows. Environments are waited for if there are none."""
         while running.waiting and (self._stage.places is None or len(running.episodes) < self._stage.places):
             running.start()
@@ -235,7 +235,7 @@ class EpisodePlayer:
         """Maximum length of the next reply."""
         return min(self._max_turn_tokens, self._max_response_tokens - transcript.num_response_tokens)
 
-    def _submit(self, running: RunningEpisodes, sampler: Sampler) -> None:
+    def _submit(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
         """Begins to sample the replies that episodes wait for; those with the same limit are submitted together."""
         by_limit: dict[int, list[int]] = {}
         for number in running.asking:

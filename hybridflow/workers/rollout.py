@@ -24,7 +24,7 @@ from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.resharding.transport import Transport
 from hybridflow.workers.episode_sampler import EpisodeSampler
 from hybridflow.workers.model_worker import chosen_device
-from hybridflow.workers.partial_rollouts import PartialRollouts, Turn
+from hybridflow.workers.partial_rollouts import PartialRollouts, TurnArguments
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,9 @@ class RolloutWorker(Worker):
         return self._generator.generate(prompts, purpose)
 
     @transfer(EACH_REPLICA, **ADVANCING)
-    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[Turn]) -> Batch:
+    def advance(
+        self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[TurnArguments]
+    ) -> Batch:
         """See `PartialRollouts.advance`; this rollout never sleeps."""
         return self._generator.partial.advance(prompts, **turn)
 

@@ -38,7 +38,7 @@ _WITHOUT_EFFECT = {
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
 _GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""For heads that share keys; torch 2.11 takes these without being told."""
+"""For heads that share keys; torch 2.11 always accepts these."""
 
 
 class AttentionArguments(TypedDict, total=False):

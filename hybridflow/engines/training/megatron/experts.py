@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
 
 # The router of Megatron-Core 0.16 reads this name, which it does not define without TransformerEngine.
-moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
+moe_utils.te_general_gemm = vars(moe_utils).get("te_general_gemm")
 
 _ALIGNMENT = 16
 """Bytes; `grouped_mm` requires every row to start at a multiple of it."""

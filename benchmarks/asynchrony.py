@@ -128,7 +128,7 @@ class Line:
     seed: int
     words: Sequence[str]
     times: Mapping[str, Sequence[float]]
-    """For each metric of `TIMES`, its values in the steps after the first ones."""
+    """For each metric of `TIMES`, its values in the steps after the first ones; only synchronous steps have all."""
 
     score: float | None
     """Exact match on the held-out sums at the end."""
@@ -175,7 +175,7 @@ def run(name: str, mode: str, seed: int) -> Line:
             raise SystemExit(f"{name} {mode} seed {seed} ended with status {ended.returncode}:\n{ended.stderr[-3000:]}")
         rows = read_lines(Path(folder, "run", METRICS_FILE))
     counted = [row for row in rows if row["step"] > WARM_UP]
-    times = {metric: [round(row[metric], 4) for row in counted] for metric in TIMES}
+    times = {metric: [round(row[metric], 4) for row in counted if metric in row] for metric in TIMES}
     return Line(name, mode, seed, words, times, rows[-1].get(ACCURACY), os.getloadavg())
 
 

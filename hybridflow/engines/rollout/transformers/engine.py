@@ -118,12 +118,11 @@ class TransformersEngine(RolloutShell):
         while self._waiting and self._has_places(self._waiting[0]):
             new = Decoding(
                 self._model,
-                self._waiting[0].requests,
+                self._next_requests(),
                 eos_token_ids=self._eos_token_ids,
                 memory=self._memory,
                 tokenizer=self._tokenizer,
             )
-            del self._waiting[0]
             num_finished += new.check()
             others = [each for each in self._decodings if each.sampling == new.sampling]
             if others and new.num_unfinished:
@@ -133,6 +132,18 @@ class TransformersEngine(RolloutShell):
                 self._decodings.append(new)
             self._drop_empty()
         return num_finished
+
+    def _next_requests(self) -> list[Request]:
+        """Takes the first requests that wait and those after them that have places: prompts are read together."""
+        first = self._waiting.pop(0)
+        requests = list(first.requests)
+        room = self._max_sequences - sum(decoding.num_unfinished for decoding in self._decodings)
+        while self._waiting and self._memory is None and len(requests) + len(self._waiting[0].requests) <= room:
+            following = self._waiting[0]
+            if following.needs_all_places or following.requests[0].sampling != requests[0].sampling:
+                break
+            requests += self._waiting.pop(0).requests
+        return requests
 
     def _collect(self) -> list[Responses]:
         finished, self._finished_here = self._finished_here, []

@@ -125,7 +125,7 @@ class ProcessStage:
         self._server.close()
 
     def _free_process(self) -> EpisodeProcess:
-        """An idle process, or a new one; idle ones that have died are dropped, for no episode was theirs."""
+        """An idle process or a new one. Idle processes that have died are dropped; none of them had an episode."""
         while self._idle:
             process = self._idle.pop()
             if not process.connection.poll():  # it says nothing while it is idle

@@ -13,7 +13,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     """Compiles each layer of a model in place, except its attention, for any number of tokens.
 
     The code is shared by all layers, and compiled at the first call with and without gradients. It stays in the cache
-    of `torch.compile` on disk. Raises `EngineError` for a model without layers that transformers knows as such.
+    of `torch.compile` on disk. Raises `EngineError` if none of the model's modules is a `GradientCheckpointingLayer`.
     """
     # Ray's workers on CPUs turn compilation off, and PyTorch reads the variable in two places.
     os.environ.pop("TORCHDYNAMO_DISABLE", None)
@@ -30,7 +30,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 
 def _leave_attention(model: PreTrainedModel) -> None:
-    """Keeps the attention of a model out of its compiled code, which would depend on every number of sequences."""
+    """Excludes attention, which would be compiled again for each number of sequences."""
     name = str(model.config._attn_implementation)
     outside = f"{name}_uncompiled"
     AttentionInterface.register(outside, torch.compiler.disable(AttentionInterface()[name]))

@@ -44,6 +44,9 @@ TABLES: dict[str, type | None] = {
 _MOST_NODES = 100_000
 """Names and values that a run file may hold."""
 
+_MOST_LEVELS = 100
+"""Levels of nesting that a run file may have."""
+
 _NOT_SETTINGS = ("defaults", "hydra", "command")
 """Keys of configurations that Hydra reads, and of a run's record that `hybridflow run` reads."""
 
@@ -129,6 +132,8 @@ def file_content(file: Path) -> dict[str, object]:
         content = yaml.safe_load(file.read_text())
     except (OmegaConfBaseException, yaml.YAMLError, OSError, UnicodeError) as error:
         raise _explained(error, file, []) from error
+    except RecursionError as error:
+        raise _too_deep(file) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file} must hold settings by name.", remedy="Write name: value; see hybridflow --help all.")
     return {str(name): value for name, value in content.items()}
@@ -147,17 +152,23 @@ def file_nodes(file: Path) -> yaml.Node | None:
         pass
     except (yaml.YAMLError, OSError, UnicodeError) as error:
         raise _explained(error, file, []) from error
-    raise ConfigError(f"{file} is nested too deeply or too large.", remedy="Write each setting once, as key: value.")
+    raise _too_deep(file)
 
 
-def _nodes_below(node: yaml.Node | None) -> Iterator[yaml.Node]:
-    """All nodes, those behind an alias at each of its places."""
+def _too_deep(file: Path) -> ConfigError:
+    return ConfigError(f"{file} is nested too deeply or too large.", remedy="Write each setting once, as key: value.")
+
+
+def _nodes_below(node: yaml.Node | None, depth: int = 0) -> Iterator[yaml.Node]:
+    """All nodes, those behind an alias at each of its places. Raises `RecursionError` below `_MOST_LEVELS` levels."""
+    if depth > _MOST_LEVELS:
+        raise RecursionError
     if node is not None:
         yield node
     if isinstance(node, yaml.CollectionNode):
         for inner in node.value:
             for item in inner if isinstance(inner, tuple) else (inner,):
-                yield from _nodes_below(item)
+                yield from _nodes_below(item, depth + 1)
 
 
 @lru_cache(maxsize=128)

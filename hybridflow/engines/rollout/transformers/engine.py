@@ -97,13 +97,9 @@ class TransformersEngine(RolloutShell):
     def _start(self, requests: Sequence[Request]) -> None:
         """Requests that were made together also start together, `max_sequences` at a time.
 
-        With a fixed memory, so do all that wait, because none of them joins those that run. Otherwise, requests that
-        continue a conversation whose keys and values are kept do so at once.
+        Requests that continue a conversation whose keys and values are kept do so at once.
         """
         requests = [request for request in requests if not self._resumes(request)]
-        if self._memory is not None and self._waiting and self._can_wait_with(self._waiting[-1], requests):
-            self._waiting[-1].requests += requests
-            return
         for start in range(0, len(requests), self._max_sequences):
             part = list(requests[start : start + self._max_sequences])
             self._waiting.append(_Waiting(part, needs_all_places=start > 0))
@@ -135,13 +131,8 @@ class TransformersEngine(RolloutShell):
 
     def _next_requests(self) -> list[Request]:
         """Takes the first requests that wait and those after them that have places: prompts are read together."""
-        first = self._waiting.pop(0)
-        requests = list(first.requests)
-        room = self._max_sequences - sum(decoding.num_unfinished for decoding in self._decodings)
-        while self._waiting and self._memory is None and len(requests) + len(self._waiting[0].requests) <= room:
-            following = self._waiting[0]
-            if following.needs_all_places or following.requests[0].sampling != requests[0].sampling:
-                break
+        requests = list(self._waiting.pop(0).requests)
+        while self._waiting and self._may_join(self._waiting[0], requests):
             requests += self._waiting.pop(0).requests
         return requests
 
@@ -185,17 +176,24 @@ class TransformersEngine(RolloutShell):
             for decoding in self._decodings
         )
 
-    def _can_wait_with(self, part: "_Waiting", requests: Sequence[Request]) -> bool:
-        """Whether requests may start together with those of `part`."""
-        is_alike = all(request.sampling == part.requests[0].sampling for request in requests)
-        return is_alike and not part.needs_all_places and len(part.requests) + len(requests) <= self._max_sequences
+    def _may_join(self, part: "_Waiting", requests: Sequence[Request]) -> bool:
+        """Whether those of `part` may start together with `requests`; in a fixed memory, all have as many tokens."""
+        first, other = requests[0], part.requests[0]
+        has_as_many = self._memory is None or len(first.tokens) == len(other.tokens)
+        is_alike = first.sampling == other.sampling and has_as_many
+        count = self._num_decoded + len(requests) + len(part.requests)
+        return is_alike and not part.needs_all_places and count <= self._max_sequences
 
     def _has_places(self, part: "_Waiting") -> bool:
         """Whether requests may start. With a fixed memory they wait until those that run have finished."""
-        num_running = sum(decoding.num_unfinished for decoding in self._decodings)
         if self._memory is not None or part.needs_all_places:
-            return num_running == 0
-        return num_running + len(part.requests) <= self._max_sequences
+            return self._num_decoded == 0
+        return self._num_decoded + len(part.requests) <= self._max_sequences
+
+    @property
+    def _num_decoded(self) -> int:
+        """The number of requests whose tokens are being drawn."""
+        return sum(decoding.num_unfinished for decoding in self._decodings)
 
     def _drop_empty(self) -> None:
         for decoding in [each for each in self._decodings if not each.num_unfinished]:

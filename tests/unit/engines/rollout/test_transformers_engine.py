@@ -79,6 +79,21 @@ def test_rows_that_wait_for_a_fixed_memory_start_together(monkeypatch):
     assert [row for part in parts for row in responses(part)] == responses(expected)
 
 
+def test_new_rows_start_after_interrupted_ones_in_a_fixed_memory(monkeypatch):
+    sampling = Sampling(ignore_eos=True)
+    expected = engine_of(toy_model("llama")).generate(prompt_rows(), sampling, max_response_tokens=12, seed=4)
+    monkeypatch.setattr(engine_module, "_fixed_memory", lambda model: FixedMemory(model, lambda: run_eagerly))
+    engine, parts = engine_of(toy_model("llama")), []
+    engine.submit(prompt_rows().slice(0, 2), sampling, max_response_tokens=12, seed=4)
+    assert not len(engine.poll(max_tokens=5))
+    engine.pause(keep_cache=False)
+    engine.resume(version=1)
+    engine.submit(prompt_rows().slice(2, len(UNEQUAL)), sampling, max_response_tokens=12, seed=4)
+    while engine.num_running:
+        parts.append(engine.poll())
+    assert [row for part in parts for row in responses(part)] == responses(expected)
+
+
 def test_the_slots_of_experts_have_their_names_in_a_checkpoint(tmp_path):
     model = toy_model("qwen3_moe")
     slots = engine_of(model).weight_slots()

@@ -286,9 +286,10 @@ class BatchRef:
         if views[0] is None or views[1] is None:
             return find()
         newest = max((view for view in views if view is not None), key=self._views.index)
-        if (key, *views) not in newest.remembered:
-            newest.remembered[key, *views] = find()
-        return cast(Found, newest.remembered[key, *views])
+        others = [None if view is newest else view for view in views]  # with itself, it would never be dropped at once
+        if (key, *others) not in newest.remembered:
+            newest.remembered[key, *others] = find()
+        return cast(Found, newest.remembered[key, *others])
 
     def rows_of_shards(self, num_shards: int) -> list[Tensor] | None:
         """Row positions in each shard of the newest table that has `num_shards` of them; None if there is none."""

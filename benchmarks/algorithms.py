@@ -7,7 +7,6 @@ stopped at any time and then continues. Ends with a table of all lines, and with
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+
+from benchmarks.record import append_line, read_lines
 
 RESULTS = Path(__file__).parent / "results" / "algorithms.jsonl"
 THRESHOLD = 0.75
@@ -166,8 +167,7 @@ def run(method: Method, seed: int) -> Outcome:
 
 def evaluations(file: Path, metric: str) -> list[tuple[int, float]]:
     """(step, score) of every evaluation of a run, also of one that was cut off."""
-    rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return [(row["step"], row[metric]) for row in rows if metric in row]
+    return [(row["step"], row[metric]) for row in read_lines(file) if metric in row]
 
 
 def finished() -> set[tuple[str, int]]:
@@ -177,16 +177,13 @@ def finished() -> set[tuple[str, int]]:
 
 def lines() -> list[Outcome]:
     """The last line of each (method, seed) of the results."""
-    if not RESULTS.is_file():
-        return []
-    outcomes = (Outcome(**json.loads(line)) for line in RESULTS.read_text().splitlines())
+    outcomes = (Outcome(**line) for line in read_lines(RESULTS))
     return list({(outcome.method, outcome.seed): outcome for outcome in outcomes}.values())
 
 
 def append(outcome: Outcome) -> None:
     """Adds a line, and says so."""
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(asdict(outcome)) + "\n")
+    append_line(RESULTS, asdict(outcome))
     sys.stderr.write(line_of(outcome))
 
 

@@ -15,7 +15,6 @@ lines, and with status 1 if a goal is not reached.
 """
 
 import argparse
-import json
 import os
 import random
 import subprocess
@@ -29,7 +28,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.asynchrony_model import simulated
-from benchmarks.record import HERE, environment
+from benchmarks.record import HERE, append_line, environment, read_lines
 from hybridflow.dataflows.groups import GroupQueue
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 
@@ -174,7 +173,7 @@ def run(name: str, mode: str, seed: int) -> Line:
         ended = subprocess.run(command, env=environment(), cwd=HERE.parent, capture_output=True, text=True, check=False)
         if ended.returncode:
             raise SystemExit(f"{name} {mode} seed {seed} ended with status {ended.returncode}:\n{ended.stderr[-3000:]}")
-        rows = [json.loads(text) for text in Path(folder, "run", METRICS_FILE).read_text().splitlines()]
+        rows = read_lines(Path(folder, "run", METRICS_FILE))
     counted = [row for row in rows if row["step"] > WARM_UP]
     times = {metric: [round(row[metric], 4) for row in counted] for metric in TIMES}
     return Line(name, mode, seed, words, times, rows[-1].get(ACCURACY), os.getloadavg())
@@ -182,16 +181,14 @@ def run(name: str, mode: str, seed: int) -> Line:
 
 def append(line: Line) -> None:
     """Adds a line to the results, and says so."""
-    with RESULTS.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(line)) + "\n")
+    append_line(RESULTS, asdict(line))
     step = mean(line.times["timing_s/step"])
     sys.stderr.write(f"{line.experiment} {line.mode} seed {line.seed}: {step:.2f} s per step, score {line.score}\n")
 
 
 def lines() -> dict[tuple[str, str, int], Line]:
     """The lines of the results with the current settings."""
-    texts = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    found = [Line(**json.loads(text)) for text in texts]
+    found = [Line(**line) for line in read_lines(RESULTS)]
     return {
         (line.experiment, line.mode, line.seed): line
         for line in found
@@ -232,7 +229,7 @@ def speed_ups(name: str, mode: str, found: Mapping[tuple[str, str, int], Line]) 
 
 
 def goals(name: str, found: Mapping[tuple[str, str, int], Line]) -> Iterator[tuple[str, bool]]:
-    """What an experiment has to show, and whether its lines do."""
+    """The goals of an experiment, and whether its lines reach them."""
     if name == "tail" and (pairs := speed_ups(name, PARTIAL, found)):
         speed_up, model = (mean(values) for values in zip(*pairs, strict=True))
         yield f"{speed_up:.2f} times as fast (goal: {LEAST_SPEED_UP:g})", speed_up >= LEAST_SPEED_UP

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hybridflow.dataflows.groups import TURN_TOKENS, GroupQueue, State
+from hybridflow.dataflows.groups import TURN_TOKENS, GroupQueue, GroupState
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,15 @@ class _Simulation:
             gone += [group for group in queue.overdue(deadline_tokens) if group not in gone]
         queue.remove(gone)
         self.dropped += [group.uid for group in gone]
-        while len(queue.of(State.waiting)) < queue.room(step):
+        while len(queue.of(GroupState.waiting)) < queue.room(step):
             queue.add(range(self._drawn, self._drawn + queue.groups_per_step))
             self._drawn += queue.groups_per_step
         queue.admit(step)
-        self.in_flight = max(self.in_flight, len(queue.of(State.running, State.done)))
+        self.in_flight = max(self.in_flight, len(queue.of(GroupState.running, GroupState.done)))
 
     def decode(self, most: int) -> int:
         """Decodes until no group runs, for at most so many steps; returns how many were taken."""
-        running = self.queue.of(State.running)
+        running = self.queue.of(GroupState.running)
         left = [self._tokens_of(group.uid) - group.decode_steps for group in running]
         taken = min(most, max(left, default=0))
         for group, tokens in zip(running, left, strict=True):

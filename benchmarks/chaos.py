@@ -15,7 +15,6 @@ with status 1 if a run was lost or had other numbers.
 """
 
 import argparse
-import json
 import random
 import signal
 import subprocess
@@ -31,7 +30,7 @@ from statistics import mean, median
 
 import psutil
 
-from benchmarks.record import HERE, environment
+from benchmarks.record import HERE, append_line, environment, read_lines
 from hybridflow.config.faults import MOST_IN_STEP
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
@@ -154,8 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if layout not in whole:
                 whole[layout] = undisturbed(Path(folder) / f"{layout}-whole", layout)
             line = disturbed(Path(folder) / f"{layout}-{seed}", layout, seed, options.seconds, *whole[layout])
-            with RESULTS.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(vars(line)) + "\n")
+            append_line(RESULTS, vars(line))
             _say(f"{layout} seed {seed}: {'ended' if line.ended else 'LOST'}, {line.injected}, equal={line.equal}")
     found = lines()
     for text in table(found):
@@ -256,7 +254,7 @@ def ledger(run_dir: Path) -> list[dict]:
 
 def lines() -> list[Line]:
     """All results so far."""
-    return [Line(**json.loads(line)) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    return [Line(**line) for line in read_lines(RESULTS)]
 
 
 def table(found: Sequence[Line]) -> Iterator[str]:

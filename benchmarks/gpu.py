@@ -35,8 +35,9 @@ SECTIONS: dict[str, Callable[[Case], list[Row]]] = {
     "offload": gpu_engines.offload_peaks,
     "decode": gpu_engines.generation_speed,
     "update": gpu_engines.update_speed,
+    "long_prompts": gpu_runs.long_prompts_beside_trl,
+    "short_prompts": gpu_runs.short_prompts_beside_trl,
     "learning": gpu_runs.built_in_task,
-    "peers": gpu_runs.grpo_beside_trl,
     "gsm8k": gpu_runs.gsm8k,
 }
 """The measurements, the most informative first."""
@@ -61,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"There is no section '{unknown[0]}'. Sections: {', '.join(SECTIONS)}.\n")
         return 2
     started = time.perf_counter()
+    path = options.results / f"gpu-{datetime.now():%Y-%m-%d-%H%M}.json"
     done = []
     with tempfile.TemporaryDirectory() as scratch:
         device = torch.device(options.device)
@@ -71,9 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             done.append(run_section(name, case, left))
             sys.stdout.write(text_of(done[-1]))
             sys.stdout.flush()
-    record = {"device": case.device_name, "sections": [asdict(section) for section in done]}
-    path = options.results / f"gpu-{datetime.now():%Y-%m-%d-%H%M}.json"
-    write_record(path, ["transformers"], record)
+            record = {"device": case.device_name, "sections": [asdict(section) for section in done]}
+            write_record(path, ["transformers"], record)
     sys.stdout.write(f"{path}\n")
     return int(any(section.problem for section in done))
 

@@ -1,6 +1,7 @@
 """Sections of the GPU benchmark that drive engines directly: numbers, attention, memory and speed."""
 
 import gc
+import time
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -64,7 +65,8 @@ def packed_attention_beside_blocks(case: Case) -> list[Row]:
     packing = Packing(tuple(lengths), case.device)
     exact = packed_attention(query, key, value, packing)
     halves = [part.bfloat16().requires_grad_() for part in (query, key, value)]
-    difference = float((packed_attention(halves[0], halves[1], halves[2], packing).float() - exact).abs().max())
+    found = packed_attention(halves[0], halves[1], halves[2], packing).detach()
+    difference = float((found.float() - exact).abs().max())
 
     def both_ways(parts: list[torch.Tensor]) -> Callable[[], None]:
         def call() -> None:
@@ -141,15 +143,22 @@ def update_speed(case: Case) -> list[Row]:
     tokens, context = int(lengths.sum()), float((lengths * (lengths + 1)).sum() / 2 / lengths.sum())
     rows = [Row("parameters", parameter_count(geometry) / 1e6, "M")]
     for kind in ["single", "fsdp", *(["megatron"] if find_spec("megatron") else [])]:
-        for checkpointing in (False, True):
+        for choice in ("", "gradient_checkpointing", *(["compile"] if kind != "megatron" else [])):
+            chosen = {"gradient_checkpointing": False} | ({choice: True} if choice else {})
             engine = case.engine(
                 directory, kind, Dtype.bfloat16, case.device,
-                gradient_checkpointing=checkpointing, microbatch_tokens=64 if case.is_tiny else 16384,
+                microbatch_tokens=64 if case.is_tiny else 16384, **chosen,
             )  # fmt: skip
-            seconds = case.seconds(
-                lambda engine=engine: engine.train_step(batch, POLICY_GRADIENT, temperature=1.0), rounds=2
-            )
-            name = f"{kind}, checkpointing {'on' if checkpointing else 'off'}"
+
+            def update(engine=engine) -> None:
+                engine.train_step(batch, POLICY_GRADIENT, temperature=1.0)
+
+            started = time.perf_counter()
+            update()
+            first = time.perf_counter() - started
+            seconds = case.seconds(update, rounds=2)
+            name = f"{kind}{choice and f', {choice}'}"
+            rows.append(Row(f"{name}: the first update", first, "s"))
             rows.append(Row(name, tokens / seconds, "tokens/s"))
             flops = tokens * training_flops_per_token(geometry, context) / seconds
             rows.append(Row(f"{name}: useful operations", flops / 1e12, "TFLOP/s"))

@@ -7,8 +7,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from gpu_case import SMALL, Case, Row
-from workload import SHAPES, build_workload
+from gpu_case import LARGE, SMALL, Case, Row
+from step_work import forward_flops
+from workload import SHAPES, SIZES, ModelSize, build_workload
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_SECONDS = 240.0
@@ -34,29 +35,52 @@ def built_in_task(case: Case) -> list[Row]:
     return rows
 
 
-def grpo_beside_trl(case: Case) -> list[Row]:
-    """Seconds of a GRPO step of the benchmark's workload, ours and TRL's, in bfloat16 on GPUs."""
-    workload, shape = build_workload(case.scratch / "workload"), SHAPES["W"]
-    model = workload.models["tiny"] if case.is_tiny else case.model_directory("small", SMALL)
-    steps = 2 if case.is_tiny else 8
+def long_prompts_beside_trl(case: Case) -> list[Row]:
+    """GRPO steps of workload P with 0.55 B parameters, ours and TRL's."""
+    return _beside_trl(case, "P", "large", SIZES["tiny"] if case.is_tiny else LARGE)
+
+
+def short_prompts_beside_trl(case: Case) -> list[Row]:
+    """GRPO steps of workload W with a small model, ours and TRL's."""
+    return _beside_trl(case, "W", "small", SIZES["tiny"] if case.is_tiny else SMALL)
+
+
+def _beside_trl(case: Case, name: str, model_name: str, size: ModelSize) -> list[Row]:
+    """Seconds per step of a workload, in bfloat16 on GPUs, the ratio, and our phases' shares of the card's peak.
+
+    Operations count every sequence on its own, so that a prompt computed once for its group raises the share.
+    """
+    texts = build_workload(case.scratch / "workload").rows[name]
+    model = case.model_directory(model_name, size)
+    shape, steps = SHAPES[name], 2 if case.is_tiny else 6
     settings = [
-        "algorithm=grpo", f"model.path={model}", f"data.train_files=[{workload.rows['W']}]", "data.eval_files=[]",
+        "algorithm=grpo", f"model.path={model}", f"data.train_files=[{texts}]", "data.eval_files=[]",
         f"data.batch_size={shape.prompts}", f"data.max_prompt_tokens={shape.prompt_tokens}",
         f"data.max_response_tokens={shape.response_tokens}", f"rollout.samples_per_prompt={shape.samples}",
-        "rollout.sampling.ignore_eos=true", f"reward.functions=[{HERE / 'workload.py'}:digit_fraction]",
-        "actor.minibatch_size=null", "actor.optimizer.learning_rate=1e-5", f"trainer.total_steps={steps}",
+        f"rollout.max_sequences={shape.sequences}", "rollout.sampling.ignore_eos=true",
+        f"reward.functions=[{HERE / 'workload.py'}:digit_fraction]", "actor.minibatch_size=null",
+        f"actor.microbatch_tokens={shape.sequences * (shape.prompt_tokens + shape.response_tokens)}",
+        "actor.optimizer.learning_rate=1e-5", "actor.gradient_checkpointing=false", f"trainer.total_steps={steps}",
         "trainer.eval_every=0",
     ]  # fmt: skip
-    ours = _median([row["timing_s/step"] for row in _train(case, "beside", settings) if "timing_s/step" in row])
-    rows = [Row("hybridflow GRPO, transformers", ours, "s/step")]
-    if find_spec("trl") is not None:
-        command = [sys.executable, "-W", "ignore", str(HERE / "peers" / "trl_grpo.py"), "--model", str(model)]
-        command += ["--rows", str(workload.rows["W"]), "--steps", str(steps), "--device", case.device.type]
-        theirs = _median(json.loads(_output(command).splitlines()[-1])["seconds"])
-        rows += [
-            Row("TRL GRPO, transformers", theirs, "s/step"),
-            Row("TRL's seconds over ours", theirs / ours, "times"),
-        ]
+    found = _train(case, f"beside_{name}", settings)
+    ours = _median([row["timing_s/step"] for row in found if "timing_s/step" in row])
+    rows = [Row(f"{name}: hybridflow GRPO, transformers", ours, "s/step")]
+    forward = shape.sequences * forward_flops(size, shape.prompt_tokens, shape.response_tokens, has_logits=True)
+    for phase, flops in (("gen", forward), ("update_actor", 3 * forward)):
+        seconds = _median([row[f"timing_s/{phase}"] for row in found if f"timing_s/{phase}" in row])
+        rows.append(Row(f"{name}: {phase} of it", seconds, "s/step"))
+        if case.peak_flops is not None:
+            rows.append(Row(f"{name}: {phase}, share of the card's peak", 100 * flops / seconds / case.peak_flops, "%"))
+    if find_spec("trl") is None:
+        return rows
+    command = [sys.executable, "-W", "ignore", str(HERE / "peers" / "trl_grpo.py"), "--model", str(model)]
+    command += ["--rows", str(texts), "--workload", name, "--steps", str(steps), "--device", case.device.type]
+    theirs = _median(json.loads(_output(command).splitlines()[-1])["seconds"])
+    rows += [
+        Row(f"{name}: TRL GRPO, transformers", theirs, "s/step"),
+        Row(f"{name}: TRL's seconds over ours", theirs / ours, "times"),
+    ]
     return rows
 
 

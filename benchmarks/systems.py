@@ -49,7 +49,7 @@ class Case:
 
     @property
     def task(self) -> tuple[str, str, str]:
-        """What the cases that are compared with one another have in common."""
+        """Workload, algorithm and size, which cases that are compared with one another have in common."""
         return self.workload, self.algorithm, self.size
 
     @property

@@ -46,7 +46,7 @@ SHAPES = {
     ),
 }
 """W: many short prompts. P: long prompts in large groups. H: pairs whose lengths are spread as those of HH's harmless
-test split (median 80 and 32 tokens, 95 % below 330 and 130), cut at 256 and 128; supervised fine-tuning takes the
+test split (median 80 and 32 tokens, 95% below 330 and 130), cut at 256 and 128; supervised fine-tuning takes the
 prompt and the chosen response."""
 
 

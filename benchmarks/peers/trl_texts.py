@@ -61,7 +61,7 @@ def model(options: argparse.Namespace) -> torch.nn.Module:
 
 
 def settings(directory: str, options: argparse.Namespace) -> dict[str, object]:
-    """What the configurations of the three trainers have in common."""
+    """Settings that the configurations of the three trainers have in common."""
     shape = SHAPES[options.workload]
     return {
         "output_dir": directory,

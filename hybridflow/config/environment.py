@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar
 
-from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1, SHARE
+from hybridflow.config.ranges import ABOVE_0, AT_LEAST_0, AT_LEAST_1
 from hybridflow.config.section import Section
 
 
@@ -49,11 +49,8 @@ class EnvironmentSettings(Section):
     credit: Credit = Credit.outcome
     """outcome: the last token gets the return of the episode. turn: the last token of each reply gets the reward after
     it, for estimators of rewards per token; with `algorithm.gamma` below 1, later rewards are discounted per token.
-    return_to_go: as turn, but later rewards are discounted by `turn_gamma` per reply, however long the replies are."""
-
-    turn_gamma: Annotated[float, SHARE] = 1.0
-    """Discount per reply, with `credit=return_to_go`: the return of reply k is r_k + turn_gamma times that of reply
-    k + 1. The scores of training samples are then discounted returns; those of evaluations are not."""
+    return_to_go: as turn, but `algorithm.gamma` discounts per reply, however long the replies are: the return of reply
+    k is r_k + gamma times that of reply k + 1. The scores of training samples are then discounted returns."""
 
     processes: Annotated[int | None, AT_LEAST_0] = None
     """Number of processes per rollout rank, each of which runs one episode at a time. 0: episodes run in the rollout's
@@ -73,9 +70,9 @@ class EnvironmentSettings(Section):
     not trained on."""
 
     @property
-    def discount(self) -> float | None:
-        """The discount per reply of the rewards after later replies; None if only the return of an episode counts."""
-        return {Credit.outcome: None, Credit.turn: 1.0, Credit.return_to_go: self.turn_gamma}[self.credit]
+    def discounts_replies(self) -> bool:
+        """Whether `algorithm.gamma` discounts per reply instead of per token."""
+        return self.chosen is not None and self.credit is Credit.return_to_go
 
     @property
     def chosen(self) -> str | None:

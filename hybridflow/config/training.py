@@ -111,6 +111,10 @@ class Training(Section):
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory for about a third more time; null: true on GPUs."""
 
+    compile: bool = False
+    """Compile the model's layers with `torch.compile` at the first step (single; fsdp without `parallelism.tensor`):
+    faster steps on GPUs after a longer start. Results are the same up to rounding."""
+
     offload_parameters: bool = False
     """Offload the weights to CPU while the role is idle, unless the rollout shares them."""
 

@@ -20,7 +20,7 @@ from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.interface import collected, is_in_halves
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.run import Loader, Run
-from hybridflow.dataflows.saved_batch import State, as_state, from_state
+from hybridflow.dataflows.saved_batch import SavedState, as_state, from_state
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Metrics, measured
 
@@ -122,7 +122,7 @@ class Ahead:
         self.is_stepping = False
         return metrics | (self._ledger.metrics(self._states()) if self.depth else {})
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Where the queue is, without tokens: its batches would be collected again. Empty in a synchronous run."""
         if not self.depth and not self._queue:
             return {}
@@ -130,7 +130,7 @@ class Ahead:
         skipped = {str(step): count for step, count in self._skipped.items()}
         return {"batches": entries, "skipped": skipped, "totals": self._ledger.totals}
 
-    def saved(self) -> State:
+    def saved(self) -> SavedState:
         """As `state`, with the tokens of the batches that are done; waits for none. Between two steps only."""
         assert not self.is_stepping, "the queue is saved within a step"
         state = self.state()
@@ -141,7 +141,7 @@ class Ahead:
             state["groups"] = [row for queued in self._queue for row in _groups(queued)]
         return state
 
-    def restore(self, state: State, left_out: Sequence[int]) -> None:
+    def restore(self, state: SavedState, left_out: Sequence[int]) -> None:
         """Restores what `state` or `saved` returned; the stream has been restored."""
         self.is_stepping = False
         if state.get("draws"):
@@ -184,7 +184,7 @@ class Ahead:
         self._run.dataflow.iteration = queued.step
         queued.batch, queued.version = collected(self._run.dataflow, queued.prompts), version
 
-    def _restored(self, entry: State) -> Queued:
+    def _restored(self, entry: SavedState) -> Queued:
         self._stream.restore(entry["position"])
         queued = Queued(entry["step"], entry["position"], self._stream.next())
         version = entry.get("version", -1)
@@ -209,7 +209,7 @@ class Ahead:
         return found
 
 
-def _groups(queued: Queued) -> list[State]:
+def _groups(queued: Queued) -> list[SavedState]:
     """A row of numbers for each group: `uid`, `step`, `state`, and the versions and tokens of those that are done."""
     state, known = queued.state, dict[int, dict[str, int]]()
     if state == "done" and queued.batch is not None:

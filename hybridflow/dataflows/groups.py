@@ -15,7 +15,7 @@ TURN_TOKENS = 16
 """Decoding steps between two looks at which groups have finished, while a step waits for them."""
 
 
-class State(Enum):
+class GroupState(Enum):
     """`waiting` (not begun), `running`, or `done` (its samples have finished)."""
 
     waiting = "waiting"
@@ -30,7 +30,7 @@ class Group:
     uid: int
     """Its position in the stream of prompts."""
 
-    state: State = State.waiting
+    state: GroupState = GroupState.waiting
     version: int = 0
     """The version of its oldest token: of the weights with which it began, until its samples are known."""
 
@@ -67,31 +67,31 @@ class GroupQueue:
         for group in groups:
             del self.groups[group.uid]
 
-    def of(self, *states: State) -> list[Group]:
+    def of(self, *states: GroupState) -> list[Group]:
         """The groups in some states, in the order of the stream."""
         return [group for group in self.groups.values() if group.state in states]
 
     def room(self, step: int, *, depth: int | None = None) -> int:
         """How many more groups may be in flight at a step; `depth` replaces that of the queue."""
         steps = min((self.depth if depth is None else depth) + 1, self.total_steps - step)
-        return max(0, steps * self.groups_per_step - len(self.of(State.running, State.done)))
+        return max(0, steps * self.groups_per_step - len(self.of(GroupState.running, GroupState.done)))
 
     def admit(self, step: int, *, depth: int | None = None) -> list[Group]:
         """The waiting groups that begin now, oldest first."""
-        began = self.of(State.waiting)[: self.room(step, depth=depth)]
+        began = self.of(GroupState.waiting)[: self.room(step, depth=depth)]
         for group in began:
-            group.state, group.version, group.decode_steps = State.running, step, 0
+            group.state, group.version, group.decode_steps = GroupState.running, step, 0
         return began
 
     def finish(self, uid: int, oldest_version: int) -> None:
         """Marks a group as done; `oldest_version` is that of its oldest token."""
         group = self.groups[uid]
-        group.state, group.version = State.done, oldest_version
+        group.state, group.version = GroupState.done, oldest_version
 
     def restart(self) -> None:
         """Puts all groups back to waiting after their tokens were lost."""
         for group in self.groups.values():
-            group.state = State.waiting
+            group.state = GroupState.waiting
 
     def chosen(self, step: int) -> list[Group] | None:
         """The groups that a step trains on, oldest first; None if it has to wait for running ones.
@@ -99,14 +99,14 @@ class GroupQueue:
         A step waits for as many old groups as the following steps could not take before they are too old: of those that
         are due at step + k, all but k B.
         """
-        done, oldest = self.of(State.done), step - self.max_staleness
+        done, oldest = self.of(GroupState.done), step - self.max_staleness
         if self.when_stale is not WhenStale.mask:
             done = [group for group in done if group.version >= oldest]
         if len(done) < self.groups_per_step:
             return None
         for later in range(self.max_staleness if self.when_stale is WhenStale.wait else 0):
-            due = [group for group in self.of(State.running, State.done) if group.version <= oldest + later]
-            ready = sum(group.state is State.done for group in due)
+            due = [group for group in self.of(GroupState.running, GroupState.done) if group.version <= oldest + later]
+            ready = sum(group.state is GroupState.done for group in due)
             if ready < len(due) - later * self.groups_per_step:
                 return None
         return sorted(done, key=lambda group: (group.version, group.uid))[: self.groups_per_step]
@@ -116,11 +116,11 @@ class GroupQueue:
         if self.when_stale is not WhenStale.drop:
             return []
         oldest = step - self.max_staleness
-        return [group for group in self.of(State.running, State.done) if group.version < oldest]
+        return [group for group in self.of(GroupState.running, GroupState.done) if group.version < oldest]
 
     def overdue(self, decode_steps: int) -> list[Group]:
         """The groups that have been running for so many decoding steps."""
-        return [group for group in self.of(State.running) if group.decode_steps >= decode_steps]
+        return [group for group in self.of(GroupState.running) if group.decode_steps >= decode_steps]
 
 
 def least_loaded(loads: Sequence[int], sizes: Sequence[int]) -> list[int]:

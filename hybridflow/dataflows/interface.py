@@ -26,7 +26,7 @@ DATA_KINDS = ("prompts", "demonstrations", *PREFERENCE_DATA)
 """All kinds of data."""
 
 
-class Stream(Protocol):
+class BatchStream(Protocol):
     """An endless stream of batches; checkpoints keep its position."""
 
     def next(self) -> Batch:
@@ -107,7 +107,7 @@ class Dataflow(DescribesRoles):
         self.last_batch: BatchRef | None = None
         self.observed: list[BatchRef] = []
         self.unused: list[BatchRef] = []
-        self.streams: Mapping[str, Stream] = {}
+        self.streams: Mapping[str, BatchStream] = {}
 
     @classmethod
     def wants_reference(cls, config: Experiment, settings: object) -> bool:

@@ -11,10 +11,10 @@ from hybridflow.batch import Batch
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.ahead import PROMPTS, Ahead
 from hybridflow.dataflows.checkpointing import Checkpointing
+from hybridflow.dataflows.group_stream import GroupStream
 from hybridflow.dataflows.run import Outcome, Run, Stopped
 from hybridflow.dataflows.snapshots import Snapshots
 from hybridflow.dataflows.step import failing_in, is_due, step_metrics
-from hybridflow.dataflows.stream import Stream
 from hybridflow.dataflows.training_samples import TrainingSamples
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.claim import check_in_place, is_in_place, let_go
@@ -44,7 +44,7 @@ class Loop:
         self.saved = Checkpointing(run)
         self._evaluation: dict[str, float] = {}
         self._unlogged: dict[str, float] | None = None
-        self._ahead = Stream(run) if run.asynchrony.partial_rollouts else Ahead(run)
+        self._ahead = GroupStream(run) if run.asynchrony.partial_rollouts else Ahead(run)
         self._position = self._where_data_is()
         self._snapshots = Snapshots(run)
         self._left_out: list[int] = []

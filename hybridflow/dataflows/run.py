@@ -9,7 +9,7 @@ from hybridflow.config.asynchrony import Asynchrony
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.dataflows.evaluation import Decode, Evaluate
-from hybridflow.dataflows.interface import Dataflow, Stream
+from hybridflow.dataflows.interface import BatchStream, Dataflow
 from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.mirror import Mirror
@@ -24,7 +24,7 @@ AfterStep = Callable[[int, dict[str, float]], bool]
 """Called with a step and its metrics, including those of its evaluation; returns whether the run ends after it."""
 
 
-class Loader(Stream, Protocol):
+class Loader(BatchStream, Protocol):
     """A stream of batches whose position can be saved and restored."""
 
     @property

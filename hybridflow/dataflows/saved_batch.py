@@ -10,11 +10,11 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.batch_ref import BatchRef
 
-State = dict[str, Any]
+SavedState = dict[str, Any]
 """JSON values, and bytes."""
 
 
-def as_state(batch: BatchRef, prompts: Batch) -> State:
+def as_state(batch: BatchRef, prompts: Batch) -> SavedState:
     """The columns and companions of a batch as JSON with bytes, by the stages that added them.
 
     Objects that are columns of the prompts are found again by `uid`; others must be JSON values.
@@ -35,7 +35,7 @@ def as_state(batch: BatchRef, prompts: Batch) -> State:
     }
 
 
-def from_state(state: State, prompts: Batch, backend: Backend) -> BatchRef:
+def from_state(state: SavedState, prompts: Batch, backend: Backend) -> BatchRef:
     """The batch that `as_state` saved, with its companions."""
     found = BatchRef.of_stages([(s["declared"], _stage(s, prompts)) for s in state["stages"]], backend)
     found = found.with_meta(**state.get("meta", {}))
@@ -43,7 +43,7 @@ def from_state(state: State, prompts: Batch, backend: Backend) -> BatchRef:
     return found.with_companions(**companions) if companions else found
 
 
-def _stage(state: State, prompts: Batch) -> Batch:
+def _stage(state: SavedState, prompts: Batch) -> Batch:
     rows = {name: _unpacked(packed) for name, packed in state["rows"].items()}
     tokens = {
         name: Ragged.from_lengths(_unpacked(packed), torch.tensor(lengths, dtype=torch.int64))

@@ -30,7 +30,7 @@ FIXED = re.compile(
 
 _INPUTS = re.compile(
     r"data\.(map|dataset|prompt_template|filters|max_rows|chat_template|system_prompt|as_chat)"
-    r"|environment\.(name|program|mcp|credit|turn_gamma|settings\..+)"
+    r"|environment\.(name|program|mcp|credit|settings\..+)"
     r"|reward\.(functions|process|model\.(path|tokenizer_path|pad_token))"
     r"|roles\..+\.(kind|functions|process|model\.(path|tokenizer_path|pad_token))"
 )

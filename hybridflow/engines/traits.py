@@ -60,6 +60,7 @@ class TrainingTraits(EngineTraits):
 
     runs_on_several_devices: bool = True
     trains_adapters: bool = False
+    compiles_layers: bool = False
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of its processes, set before CUDA starts unless the user has set them."""
@@ -96,6 +97,7 @@ TRAINING_ENGINES: Mapping[TrainingEngine, TrainingTraits] = {
         class_path="hybridflow.engines.training.single.SingleEngine",
         runs_on_several_devices=False,
         trains_adapters=True,
+        compiles_layers=True,
     ),
     TrainingEngine.fsdp: TrainingTraits(
         class_path="hybridflow.engines.training.fsdp.engine.FsdpEngine",
@@ -103,6 +105,7 @@ TRAINING_ENGINES: Mapping[TrainingEngine, TrainingTraits] = {
         weights=WeightDivision(divides_experts=False),
         shards_over_data=True,
         trains_adapters=True,
+        compiles_layers=True,
     ),
     TrainingEngine.megatron: TrainingTraits(
         class_path="hybridflow.engines.training.megatron.engine.MegatronEngine",
@@ -111,8 +114,8 @@ TRAINING_ENGINES: Mapping[TrainingEngine, TrainingTraits] = {
         runs_transformers=False,
         package="megatron",
         extras=("megatron",),
-        # Kernels start in launch order: communication before the product that overlaps with it. Not run on a
-        # GPU yet.
+        # Kernels start in launch order: communication before the product that overlaps with it. Not run on
+        # several GPUs yet.
         environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
     ),
 }

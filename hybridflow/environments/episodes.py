@@ -51,10 +51,13 @@ async def _played(environment: LoadedEnvironment, config: EnvironmentSettings, s
     except HybridflowError:
         raise
     except (Exception, SystemExit) as error:
+        needs_loop = isinstance(error, RuntimeError) and str(error) == "no running event loop"
         kind, notes = _Interrupted if isinstance(error, OSError) else EpisodeError, error.__dict__.get("__notes__", [])
         raise kind(
             " ".join([f"it raised {described(error, callers={__file__})}.", *notes]),
-            remedy="Let it return what it knows, or fix it.",
+            remedy="Set environment.processes to 1 or more."
+            if needs_loop
+            else "Let it return what it knows, or fix it.",
         ) from error
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.row_names import row_names
 from hybridflow.batch.wire import Meta
-from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
 from hybridflow.environments.interface import (
     Ask,
@@ -40,7 +40,7 @@ _REMEDIES = {
 """Remedies if most episodes reach a limit."""
 
 
-class Sampler(Protocol):
+class ReplySampler(Protocol):
     """A rollout engine with settings for sampling, which nothing else uses meanwhile."""
 
     def submit(self, rows: Batch, *, max_tokens: int) -> None:
@@ -74,8 +74,10 @@ class EpisodePlayer:
         *,
         max_prompt_tokens: int,
         max_response_tokens: int,
+        gamma: float = 1.0,
     ) -> None:
         self._config = config
+        self._discount = gamma if config.discounts_replies else 1.0
         self._max_prompt_tokens = max_prompt_tokens
         self._max_response_tokens = max_response_tokens
         self._max_turn_tokens = config.max_turn_tokens or max(1, max_response_tokens // config.max_turns)
@@ -91,7 +93,7 @@ class EpisodePlayer:
         """Ends the processes of the environment."""
         self._stage.close()
 
-    def play(self, prompts: Batch, sampler: Sampler, *, seed: int, is_evaluation: bool = False) -> Batch:
+    def play(self, prompts: Batch, sampler: ReplySampler, *, seed: int, is_evaluation: bool = False) -> Batch:
         """The episodes of the rows, in order; see `episode_columns`. Returns of an evaluation are not discounted."""
         self._check_template(prompts)
         running = RunningEpisodes(prompts, seed, self._numbers)
@@ -105,10 +107,10 @@ class EpisodePlayer:
         self._note_limits(running)
         counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in _REMEDIES), 0.0)
         counts |= {name: float(count) for name, count in running.counts.items() if count}
-        discount = None if is_evaluation else self._config.discount
+        discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
         return episode_columns(prompts, running.results, running.meta | counts, discount=discount)
 
-    def _advance(self, running: RunningEpisodes, sampler: Sampler) -> None:
+    def _advance(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
         """Sends what is due, and samples one token of all rows. Environments are waited for if there are none."""
         while running.waiting and (self._stage.places is None or len(running.episodes) < self._stage.places):
             running.start()
@@ -233,7 +235,7 @@ class EpisodePlayer:
         """Maximum length of the next reply."""
         return min(self._max_turn_tokens, self._max_response_tokens - transcript.num_response_tokens)
 
-    def _submit(self, running: RunningEpisodes, sampler: Sampler) -> None:
+    def _submit(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
         """Begins to sample the replies that episodes wait for; those with the same limit are submitted together."""
         by_limit: dict[int, list[int]] = {}
         for number in running.asking:

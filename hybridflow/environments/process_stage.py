@@ -97,7 +97,7 @@ class ProcessStage:
     def send(self, requests: Mapping[int, Request]) -> None:
         for number, request in requests.items():
             if isinstance(request, Start):
-                self._busy[number] = self._idle.pop() if self._idle else self._new()
+                self._busy[number] = self._free_process()
             self._busy[number].send(request)
             self._acting.add(number)
 
@@ -124,7 +124,13 @@ class ProcessStage:
         self._idle.clear()
         self._server.close()
 
-    def _new(self) -> EpisodeProcess:
+    def _free_process(self) -> EpisodeProcess:
+        """An idle process, or a new one; idle ones that have died are dropped, for no episode was theirs."""
+        while self._idle:
+            process = self._idle.pop()
+            if not process.connection.poll():  # it says nothing while it is idle
+                return process
+            process.end()
         self._server.start()
         return EpisodeProcess(self._server, self._config)
 

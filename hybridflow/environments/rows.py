@@ -49,30 +49,14 @@ def episode_columns(
     rewards = [reply_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)]
     places = [[] if result.transcript is None else result.transcript.reply_places for result in order]
     forks = sum(result.transcript.num_forks for result in order if result.transcript is not None)
-    gamma = 1.0 if discount is None else discount
-    own = [
-        None if result.ended is None else _episode_return(result.ended.rewards, len(row.replies), gamma)
-        for row, result in zip(rows, order, strict=True)
-    ]
-    returns = _of_failed(own, prompts.row("uid").tolist())
-    versions = [result.version for result in order]
-    known = [version for version in versions if version is not None]
-    failed = [result.ended is None for result in order]
-    if not known:
-        raise EpisodeError(
-            f"None of the {len(order)} episodes of this rank has a reply of the model ({sum(failed)} of them failed):"
-            " there is nothing to train on.",
-            remedy="The log has the reason of each failure. An episode that does not fail must ask the model at least"
-            " once before it ends.",
-        )
-    oldest = torch.tensor([known[0] if version is None else version for version in versions])
+    oldest = _oldest_versions(order)
     runs = torch.stack([oldest, torch.zeros_like(oldest)], 1)  # no weights arrive while episodes run
     columns = Batch.of(
         rows={
             "weight_version": oldest,
             "truncated": torch.tensor([result.is_truncated for result in order]),
             "turns": torch.tensor([float(result.turns) for result in order]),
-            "failed": torch.tensor(failed),
+            "failed": torch.tensor([result.ended is None for result in order]),
         },
         tokens={
             "prompt_ids": Ragged.from_rows([row.prompt_ids for row in rows], torch.int64),
@@ -87,7 +71,7 @@ def episode_columns(
         },
         objects={
             "prompt": [_first_prompt(result, prompts, index) for index, result in enumerate(order)],
-            "episode_return": returns,
+            "episode_return": _returns(order, rows, prompts.row("uid").tolist(), 1.0 if discount is None else discount),
             "reply_rewards": [[*zip(*pair, strict=True)] for pair in zip(places, rewards, strict=True)],
             "messages": [[] if result.transcript is None else result.transcript.history for result in order],
         },
@@ -149,14 +133,29 @@ def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
     return replace(row, mask=[0] * len(row.mask)) if result.ended is None else row
 
 
-def _episode_return(rewards: Sequence[float], num_replies: int, gamma: float) -> float:
-    """The return before the first reply; what comes after the last reply counts as its reward (`reply_rewards`)."""
-    last = max(0, num_replies - 1)
-    return math.fsum(gamma ** min(reply, last) * reward for reply, reward in enumerate(rewards))
+def _oldest_versions(order: Sequence[EpisodeResult]) -> torch.Tensor:
+    """The version of each episode; one without a reply gets that of another. Raises `EpisodeError` if none has one."""
+    versions = [result.version for result in order]
+    known = [version for version in versions if version is not None]
+    if not known:
+        failed = sum(result.ended is None for result in order)
+        raise EpisodeError(
+            f"None of the {len(order)} episodes of this rank has a reply of the model ({failed} of them failed):"
+            " there is nothing to train on.",
+            remedy="The log has the reason of each failure. An episode that does not fail must ask the model at least"
+            " once before it ends.",
+        )
+    return torch.tensor([known[0] if version is None else version for version in versions])
 
 
-def _of_failed(own: Sequence[float | None], uids: list[int]) -> list[float]:
-    """The return of each episode; a failed one (None) gets the mean of its group's, or 0 if all of them failed."""
+def _returns(
+    order: Sequence[EpisodeResult], rows: Sequence[TranscriptRow], uids: list[int], gamma: float
+) -> list[float]:
+    """The return of each episode; a failed one gets the mean of its group's, or 0 if all of them failed."""
+    own = [
+        None if result.ended is None else _episode_return(result.ended.rewards, len(row.replies), gamma)
+        for result, row in zip(order, rows, strict=True)
+    ]
     known: dict[int, list[float]] = {uid: [] for uid in uids}
     for uid, value in zip(uids, own, strict=True):
         if value is not None:
@@ -165,6 +164,12 @@ def _of_failed(own: Sequence[float | None], uids: list[int]) -> list[float]:
         math.fsum(known[uid]) / max(1, len(known[uid])) if value is None else value
         for uid, value in zip(uids, own, strict=True)
     ]
+
+
+def _episode_return(rewards: Sequence[float], num_replies: int, gamma: float) -> float:
+    """The return before the first reply; what comes after the last reply counts as its reward (`reply_rewards`)."""
+    last = max(0, num_replies - 1)
+    return math.fsum(gamma ** min(reply, last) * reward for reply, reward in enumerate(rewards))
 
 
 def _first_prompt(result: EpisodeResult, prompts: Batch, index: int) -> object:

@@ -1,6 +1,7 @@
 """Attention over packed sequences, without padding or a mask over all tokens."""
 
-from typing import TypedDict, Unpack
+from inspect import signature
+from typing import Any, TypedDict, Unpack
 
 import torch
 from jaxtyping import Float
@@ -36,6 +37,8 @@ _WITHOUT_EFFECT = {
 
 _FLASH_DTYPES = (torch.bfloat16, torch.float16)
 _FLASH_HEAD_SIZE = 256
+_GROUPED_HEADS: Any = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+"""For heads that share keys; torch 2.11 always accepts these."""
 
 
 class AttentionArguments(TypedDict, total=False):
@@ -63,7 +66,7 @@ def packed_attention(
     `softcap` c turns scores s into c tanh(s / c) (Gemma 2, arXiv:2408.00118), and `sinks` are scores of a key without a
     value (GPT-OSS). Sequences that share prefixes (`packing.parents`) are attended to as if each had its own, with
     `tree_attention` if that and this version of PyTorch support the arguments. On a GPU it uses FlashAttention if that
-    supports the arguments (not yet run on one); otherwise it computes block by block.
+    supports the arguments; otherwise it computes block by block.
     """
     if window is not None and window >= packing.max_seqlen:
         window = None
@@ -183,7 +186,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scali
     """Causal FlashAttention; a token attends to the `left` tokens before it, or to all for -1."""
     ends, longest = packing.cu_seqlens, packing.max_seqlen
     attended = varlen_attn(
-        query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), enable_gqa=True
+        query, key, value, ends, ends, longest, longest, scale=scaling, window_size=(left, 0), **_GROUPED_HEADS
     )
     assert isinstance(attended, Tensor), "only the output was requested"
     return attended

@@ -1,7 +1,7 @@
 """Attention over packed sequences that share prefixes, each of which is computed once.
 
 It calls operators that are private to PyTorch, because the public functions return no softmax denominators, and so may
-change with any version. Tested with torch 2.13, the version that hybridflow requires, on CPUs only.
+change with any version. Tested with torch 2.13, the version that hybridflow requires, on CPUs, and with 2.11 on a GPU.
 """
 
 import logging
@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
-from torch.nn.attention import varlen  # noqa: F401 (registers the operators for GPUs)
 
 from hybridflow.models.packing import AttentionCall, Packing
 
@@ -25,10 +24,9 @@ _Operator = Callable[..., tuple[Tensor, ...]]
 def operators(*, is_cuda: bool) -> tuple[_Operator, _Operator] | None:
     """PyTorch's attention with denominators, and its backward pass; None, with a warning, if PyTorch has no such."""
     try:
-        if is_cuda:
-            own = torch.ops.torch_attn
-            return own._varlen_attn, own._varlen_attn_backward
         own = torch.ops.aten
+        if is_cuda:
+            return own._flash_attention_forward, own._flash_attention_backward
         return (
             own._scaled_dot_product_flash_attention_for_cpu,
             own._scaled_dot_product_flash_attention_for_cpu_backward,
@@ -54,7 +52,7 @@ def tree_attention(
     The keys of a token are divided over calls of PyTorch's kernel (`packing.calls`), which also returns the logarithm
     of each softmax's denominator; with it, the results are combined into attention to all keys. In the backward pass,
     each call gets the combined result and denominator, which is all that the gradients of its own keys depend on
-    (FlashAttention-2, arXiv:2307.08691, sec. 3.1). On a GPU it uses FlashAttention (not yet run on one).
+    (FlashAttention-2, arXiv:2307.08691, sec. 3.1). On a GPU it uses FlashAttention.
     """
     return _TreeAttention.apply(query, key, value, packing, scaling)
 
@@ -87,6 +85,7 @@ class _TreeAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         query, key, value, out, denominator = ctx.saved_tensors
+        gradient = gradient.contiguous()
         found = [torch.zeros_like(each) for each in (query, key, value)]
         for call in ctx.packing.calls:
             queries, keys = call.query_positions, call.key_positions
@@ -112,9 +111,8 @@ def _attend(
     assert found is not None, "callers check that the operators exist"
     attention, _ = found
     if query.is_cuda:
-        ends = _ends(call, query.device)
-        sizes = call.queries, call.keys, call.is_causal, scaling, None, True
-        attended, logs, _ = attention(query, key, value, *ends, *sizes)
+        sizes = *_ends(call, query.device), call.queries, call.keys, 0.0, call.is_causal, False
+        attended, logs, *_ = attention(query, key, value, *sizes, scale=scaling)
         return attended, logs.t()
     blocks = (_blocks(part, call.number) for part in (query, key, value))
     attended, logs = attention(*blocks, 0.0, call.is_causal, attn_mask=None, scale=scaling)
@@ -136,10 +134,11 @@ def _gradients(
     assert found is not None, "callers check that the operators exist"
     _, backward = found
     if query.is_cuda:
-        unused = torch.zeros(2, dtype=torch.uint64, device=query.device)
-        sizes = *_ends(call, query.device), call.queries, call.keys, call.is_causal, unused, scaling
+        random_state = torch.zeros(2, dtype=torch.uint64, device=query.device)
+        sizes = *_ends(call, query.device), call.queries, call.keys, 0.0, call.is_causal
         logs = denominator.t().contiguous()
-        return backward(above, query, key, value, out, logs, *sizes)
+        unused = torch.empty(0, device=query.device)
+        return backward(above, query, key, value, out, logs, *sizes, random_state, unused, scale=scaling)
     blocks = (_blocks(part, call.number) for part in (above, query, key, value, out, denominator))
     gradients = backward(*blocks, 0.0, call.is_causal, attn_mask=None, scale=scaling)
     return tuple(_rows(gradient) for gradient in gradients)

@@ -19,7 +19,7 @@ from hybridflow.workers.estimation import AdvantageEstimation
 from hybridflow.workers.model_worker import SEQUENCES, ModelWorker, Objective, TrainedRole, TrainingSetup
 from hybridflow.workers.named_functions import ESTIMATOR_COLUMNS, LOSS_COLUMNS
 from hybridflow.workers.objectives import Denominators, columns_of, supervised_objective
-from hybridflow.workers.partial_rollouts import Turn
+from hybridflow.workers.partial_rollouts import TurnArguments
 from hybridflow.workers.policy_update import PolicyUpdate
 from hybridflow.workers.preferences import PREFERENCE_COLUMNS, PREFERENCE_OPTIONS, PreferenceUpdate
 from hybridflow.workers.pretraining import PRETRAINING_COLUMNS
@@ -62,7 +62,9 @@ class ActorWorker(ModelWorker):
             return rollout.generate(prompts, purpose)
 
     @transfer(EACH_REPLICA, **ADVANCING)
-    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[Turn]) -> Batch:
+    def advance(
+        self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[TurnArguments]
+    ) -> Batch:
         """See `PartialRollouts.advance`. With `stays_awake`, another such call follows before anything is trained."""
         with self.weights.awake_rollout(stays_awake=stays_awake) as rollout:
             return rollout.partial.advance(prompts, **turn)

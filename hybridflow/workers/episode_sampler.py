@@ -9,7 +9,7 @@ from hybridflow.engines.rollout.interface import RolloutEngine
 
 @dataclass(frozen=True)
 class EpisodeSampler:
-    """Submits and polls rows with one sampling setting and seed; implements `Sampler` of `environments/play.py`."""
+    """Submits and polls rows with one sampling setting and seed: a `ReplySampler` of `environments/play.py`."""
 
     engine: RolloutEngine
     sampling: Sampling

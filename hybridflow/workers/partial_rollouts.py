@@ -21,7 +21,7 @@ together."""
 _AXES = ("pipeline", "tensor")
 
 
-class Turn(TypedDict, total=False):
+class TurnArguments(TypedDict, total=False):
     """The arguments of `PartialRollouts.advance` after the prompts."""
 
     replicas: Sequence[int]

@@ -24,7 +24,7 @@ from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.resharding.transport import Transport
 from hybridflow.workers.episode_sampler import EpisodeSampler
 from hybridflow.workers.model_worker import chosen_device
-from hybridflow.workers.partial_rollouts import PartialRollouts, Turn
+from hybridflow.workers.partial_rollouts import PartialRollouts, TurnArguments
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class RolloutSetup:
     environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     chat_template: str | None = None
     """`data.chat_template`, for the turns of an environment."""
+    gamma: float = 1.0
+    """`algorithm.gamma`, for an environment whose replies it discounts."""
     is_colocated: bool = True
     """It runs in the actor's processes; otherwise in its own pool."""
     max_staleness: int = 0
@@ -77,6 +79,7 @@ class ResponseGenerator:
                 ends,
                 max_prompt_tokens=setup.max_prompt_tokens,
                 max_response_tokens=setup.max_response_tokens,
+                gamma=setup.gamma,
             )
         self.engine = make_rollout_engine(
             setup.model,
@@ -116,9 +119,9 @@ class ResponseGenerator:
         with self._context.interruptible() if is_alone else nullcontext():
             sampling = setup.rollout.sampling_for(purpose)
             if self._player is not None:
-                may_continue, is_evaluation = setup.environment.max_turns > 1, purpose == "eval"
+                may_continue = setup.environment.max_turns > 1
                 sampler = EpisodeSampler(self.engine, sampling, seed, may_continue)
-                return self._player.play(prompts, sampler, seed=seed, is_evaluation=is_evaluation)
+                return self._player.play(prompts, sampler, seed=seed, is_evaluation=purpose == "eval")
             return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
 
     def close(self) -> None:
@@ -170,7 +173,9 @@ class RolloutWorker(Worker):
         return self._generator.generate(prompts, purpose)
 
     @transfer(EACH_REPLICA, **ADVANCING)
-    def advance(self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[Turn]) -> Batch:
+    def advance(
+        self, prompts: Batch | None = None, *, stays_awake: bool = False, **turn: Unpack[TurnArguments]
+    ) -> Batch:
         """See `PartialRollouts.advance`; this rollout never sleeps."""
         return self._generator.partial.advance(prompts, **turn)
 

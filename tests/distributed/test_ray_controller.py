@@ -157,8 +157,7 @@ def test_bytes_through_the_driver_do_not_depend_on_tokens(ray_backend, actor, ju
         return sum(sent)
 
     few, many = bytes_of(10), bytes_of(10_000)
-    assert few == pytest.approx(many, rel=0.02)
-    assert many < 8 * 10_000
+    assert max(few, many) < 8 * 1000, "eight rows of 10,000 tokens each have at least 80,000 bytes"
 
 
 def test_a_pool_that_does_not_fit_is_refused(ray_backend):

@@ -59,7 +59,9 @@ def test_a_run_killed_and_started_again_gives_the_same_rows(command, whole, algo
     assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
     assert run.rows() == whole[algorithm].rows()
     assert sample_rows(run.run_dir) == sample_rows(whole[algorithm].run_dir)
-    if resumed_after is not None:
+    if resumed_after == 6:
+        assert "has all of trainer.total_steps=6" in ended.words
+    elif resumed_after is not None:
         assert f"step_{resumed_after} step={resumed_after}" in ended.words
 
 

@@ -26,9 +26,9 @@ def measured(layout: str, ranks: int, rows: int, steps: int = 0) -> dict:
 
 @pytest.mark.parametrize("layout", ["data", "tensor"])
 def test_calls_send_a_message_per_rank_and_bytes_that_grow_with_the_rows(layout):
-    costs = measured(layout, 8, 512)["costs"]
-    assert costs["empty"]["messages"] == costs["update"]["messages"] == 8
-    more = measured(layout, 16, 1024)["costs"]
+    costs = measured(layout, 16, 1024)["costs"]
+    assert costs["empty"]["messages"] == costs["update"]["messages"] == 16
+    more = measured(layout, 32, 2048)["costs"]
     for name, cost in costs.items():
         assert more[name]["bytes"] <= 2.2 * cost["bytes"], name
         assert more[name]["messages"] <= 2.2 * cost["messages"], name

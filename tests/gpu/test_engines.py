@@ -4,7 +4,6 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from hybridflow.batch import Batch
 from hybridflow.config.model import Dtype, Model
@@ -27,7 +26,6 @@ TOLERANCES = {Dtype.float32: 2e-3, Dtype.bfloat16: 0.2}
 def before_and_after(rank: int, directory: str, kind: str, dtype: Dtype, device: str) -> list[list[float]]:
     """Log-probabilities before and after an optimizer step, in a process of its own."""
     if device != "cpu":
-        dist.destroy_process_group()
         Rendezvous().process_group("test")  # with NCCL
     training = Training(engine=TrainingEngine[kind], optimizer=GENTLE)
     engine = make_language_engine(

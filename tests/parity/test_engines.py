@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hybridflow.config.model import Dtype
-from hybridflow.config.training import TrainingEngine
+from hybridflow.config.training import Lora, TrainingEngine
 from tests.parity.divided import BFLOAT16_TOLERANCE, TOLERANCE, Case, assert_equal, on, train
 from tests.spmd import preload
 
@@ -115,6 +115,28 @@ def test_neither_micro_batches_nor_recomputed_layers_change_anything(
     settings = {"microbatch_tokens": 12, "gradient_checkpointing": True}
     case = case_of(toy_dir, engine, architecture, "language", ranks, sizes, **settings)
     assert_equal(train(case), plain(case))
+
+
+@pytest.mark.parametrize(
+    ("engine", "architecture", "kind", "ranks", "sizes", "settings"),
+    [
+        on("single", "qwen3", "language", 1, {}, {"microbatch_tokens": 24}),
+        *(
+            on("single", "mistral", kind, 1, {}, {"gradient_checkpointing": True}, slow=True)
+            for kind in ("language", "value")
+        ),
+        on("single", "llama", "language", 1, {}, {"lora": Lora(rank=4)}, slow=True),
+        *(on("fsdp", "llama", "language", 2, sizes, {}, slow=True) for sizes in ({}, {"sequence": 2})),
+        on("fsdp", "qwen3_moe", "language", 2, {}, {"gradient_checkpointing": True}, slow=True),
+    ],
+)
+def test_compiled_layers_give_the_numbers_of_plain_ones(
+    toy_dir, plain, engine, architecture, kind, ranks, sizes, settings
+):
+    case = case_of(toy_dir, engine, architecture, kind, ranks, sizes, compile=True, **settings)
+    case = replace(case, with_prefixes=True)
+    assert_equal(train(case), plain(case))
+    assert ranks > 1 or torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
 @pytest.mark.parametrize("microbatch_tokens", [8192, 24])

@@ -70,7 +70,7 @@ class CudaCopies:
 
 
 class CudaHostLink:
-    """Copies between a GPU and page-locked memory, one stream per direction; a `HostLink`. Not run on a GPU yet."""
+    """Copies between a GPU and page-locked memory, one stream per direction; a `HostLink`."""
 
     def __init__(self, device: torch.device, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.device = device

@@ -20,6 +20,7 @@ from hybridflow.engines.training.state_files import MODEL_DIRECTORY, SAME_MODEL,
 from hybridflow.errors import EngineError
 from hybridflow.models.adapters.lora import initialize
 from hybridflow.models.adapters.merging import merged_shards
+from hybridflow.models.compilation import compile_layers
 from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
 from hybridflow.models.packed_attention import is_packed
@@ -43,6 +44,8 @@ class SingleEngine(EngineShell[MasterAdamW]):
         if self.adapter is not None:
             initialize(self._held_shards())
         self._outputs = prepared(setup, self.model)
+        if setup.training.compile:
+            compile_layers(setup.kind.backbone(self.model))
         self._is_packed = is_packed(setup.kind.backbone(self.model))
         for parameter in self.model.parameters():
             if parameter.requires_grad:

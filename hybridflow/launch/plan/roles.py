@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hybridflow.config.algorithm import KL
+from hybridflow.config.algorithm import KL, Algorithm
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import (
     divisors,
@@ -224,11 +224,11 @@ def _own_role(
     setup = _training_setup(config, training_of(config, name), dataflow)
     pool, mesh = pool_of(config, name), _mesh(config, name, setup.training)
     if need.kind is ValueFunction:
-        return RoleSpec(name, CriticRole(setup, config.algorithm), pool, mesh)
+        return RoleSpec(name, CriticRole(setup, _algorithm(config)), pool, mesh)
     if need.kind is TrainableRewardModel:
         return RoleSpec(name, TrainedRewardModelRole(setup, config.algorithm), pool, mesh)
     rollout = _rollout_setup(config) if with_rollout else None
-    return RoleSpec(name, ActorRole(setup, config.algorithm, rollout), pool, mesh)
+    return RoleSpec(name, ActorRole(setup, _algorithm(config), rollout), pool, mesh)
 
 
 def _with_generation(config: Experiment, role: RoleSpec) -> RoleSpec:
@@ -271,7 +271,7 @@ def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[
         # The policy pays the divergence from the reference with the first critic's advantages. Costs rise by as much,
         # so that its weight in a mixture of the two stays what it is, as in Safe RLHF.
         paid = replace(config.algorithm.kl, coefficient=-config.algorithm.kl.coefficient)
-        algorithm = replace(config.algorithm, kl=paid if name in dataflow.cost_critics else KL())
+        algorithm = replace(_algorithm(config), kl=paid if name in dataflow.cost_critics else KL())
         setup = _training_setup(config, training_of(config, name), dataflow)
         return RoleSpec(name, CriticRole(setup, algorithm), pool_of(config, name), _mesh(config, name, setup.training))
     if need.kind is FrozenModel:
@@ -342,7 +342,14 @@ def _rollout_setup(config: Experiment) -> RolloutSetup:
         max_staleness=config.asynchrony.max_staleness,
         environment=config.environment,
         chat_template=config.data.chat_template,
+        gamma=config.algorithm.gamma,
     )
+
+
+def _algorithm(config: Experiment) -> Algorithm:
+    """The settings of estimators, which do not discount per token if the environment discounts per reply."""
+    is_discounted = config.environment.discounts_replies
+    return replace(config.algorithm, gamma=1.0) if is_discounted else config.algorithm
 
 
 def _check_own_name(config: Experiment, name: str, need: RoleNeed) -> None:

@@ -105,9 +105,3 @@ def _credit_problems(config: Experiment) -> Iterator[Problem]:
             remedy="Use environment.credit=outcome, or an estimator of rewards per token, such as gae or"
             " reinforce_plus_plus.",
         )
-    elif credit is Credit.return_to_go and algorithm.gamma < 1:
-        yield ConfigError(
-            f"environment.credit=return_to_go with algorithm.gamma={algorithm.gamma:g}: later rewards would be"
-            " discounted per token as well as per reply.",
-            remedy="Use algorithm.gamma=1 and discount with environment.turn_gamma, or use environment.credit=turn.",
-        )

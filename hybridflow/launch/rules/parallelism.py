@@ -52,13 +52,32 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
             )
         else:
             yield error
+    traits = TRAINING_ENGINES[training.engine]
+    if training.compile:
+        is_critic = role == "critic" or (own is not None and own.kind is RoleKind.critic)
+        yield from _compilation_errors("critic" if is_critic else "actor", section, training)
     has_adapter = training.lora.rank and (own is None or own.kind is RoleKind.critic)
-    if has_adapter and not TRAINING_ENGINES[training.engine].trains_adapters:
+    if has_adapter and not traits.trains_adapters:
         able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if traits.trains_adapters)
         yield ConfigError(
             f"{'critic' if own else role}.lora.rank={training.lora.rank}, but {section}.engine={training.engine.name}"
             " trains no adapters.",
             remedy=f"Use {section}.engine={able}.",
+        )
+
+
+def _compilation_errors(role: str, section: str, training: Training) -> Iterator[ConfigError]:
+    if not TRAINING_ENGINES[training.engine].compiles_layers:
+        able = " or ".join(engine.name for engine, traits in TRAINING_ENGINES.items() if traits.compiles_layers)
+        yield ConfigError(
+            f"{role}.compile=true, but {section}.engine={training.engine.name} does not use torch.compile.",
+            remedy=f"Leave out {role}.compile, or use {section}.engine={able}.",
+        )
+    elif training.parallelism.tensor > 1:
+        yield ConfigError(
+            f"{role}.compile=true, but {section}.parallelism.tensor={training.parallelism.tensor}: torch.compile does"
+            " not support layers that are divided over devices.",
+            remedy=f"Leave out {role}.compile, or use {section}.parallelism.tensor=1.",
         )
 
 

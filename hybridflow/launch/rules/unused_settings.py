@@ -6,7 +6,6 @@ from enum import Enum
 
 from hybridflow.config import fields
 from hybridflow.config.algorithm import Algorithm, CorrectionLevel, KLPlacement
-from hybridflow.config.environment import Credit
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
@@ -50,7 +49,6 @@ def unused_settings(plan: RunPlan) -> Iterator[Advice]:
         *_of_checkpoints(plan),
         *_of_faults(plan),
         *_of_asynchrony(plan),
-        *_of_environment(plan),
     ):
         found = {key: left.pop(key) for key in list(left) if unused.covers(key)}
         if found:
@@ -94,13 +92,6 @@ def _of_asynchrony(plan: RunPlan) -> Iterator[Unused]:
         yield Unused(keys, "asynchrony.partial_rollouts=false generates whole batches")
     elif settings.deadline_tokens is None:
         yield Unused(("asynchrony.on_deadline",), "asynchrony.deadline_tokens sets no deadline")
-
-
-def _of_environment(plan: RunPlan) -> Iterator[Unused]:
-    """The discount of rewards that are not discounted."""
-    credit = plan.config.environment.credit
-    if credit is not Credit.return_to_go:
-        yield Unused(("environment.turn_gamma",), f"environment.credit={credit.value} does not discount per reply")
 
 
 def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:

@@ -1,6 +1,6 @@
 """Between processes that see the same GPUs: a rank maps the trained weights of others and copies from them.
 
-Not run on a GPU yet.
+Tested with two processes that share one GPU, not yet with several GPUs.
 """
 
 import time

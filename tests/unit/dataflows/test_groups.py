@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.asynchrony_model import mean_seconds, simulated, tailed
 from hybridflow.config.asynchrony import WhenStale
-from hybridflow.dataflows.groups import GroupQueue, State, least_loaded
+from hybridflow.dataflows.groups import GroupQueue, GroupState, least_loaded
 
 B = 4
 
@@ -101,7 +101,7 @@ def test_dropping_makes_room_for_exactly_as_many_groups():
     assert [group.uid for group in queue.stale(2)] == [0, 1, 2, 3]
     queue.remove(queue.stale(2)[:1])
     assert [group.uid for group in queue.admit(2)] == [4]
-    assert len(queue.of(State.running)) == 4
+    assert len(queue.of(GroupState.running)) == 4
 
 
 def test_at_the_end_of_a_run_no_group_begins_that_no_step_would_train_on():

@@ -29,12 +29,13 @@ class Player:
         *,
         prompt_tokens: int = 40,
         tokens: int = 60,
+        gamma: float = 1.0,
         **settings,
     ) -> None:
         own = name if ":" in name or (name.islower() and "_" in name) else f"{FILE}:{name}"
         config = EnvironmentSettings(name=None if "program" in settings else own, **settings)
         limits = {"max_prompt_tokens": prompt_tokens, "max_response_tokens": tokens}
-        self.player = EpisodePlayer(config, tokenizer, (END,), **limits)
+        self.player = EpisodePlayer(config, tokenizer, (END,), **limits, gamma=gamma)
         self.model = toy_model("llama")
         self.engine = TransformersEngine(self.model, max_sequences=64, eos_token_ids=(END,))
         self._sampler = EpisodeSampler(self.engine, Sampling(), seed=3)

@@ -3,6 +3,7 @@
 import json
 import re
 
+import psutil
 import pytest
 import torch
 
@@ -133,8 +134,8 @@ def test_rewards_stand_at_the_last_token_of_each_reply(tokenizer):
 
 @pytest.mark.parametrize("gamma", [1.0, 0.5, 0.9])
 def test_each_token_of_a_reply_gets_the_discounted_return_of_the_reply(tokenizer, gamma):
-    credit = {"credit": Credit.return_to_go, "turn_gamma": gamma}
-    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, **credit) as player:
+    credit = Credit.return_to_go
+    with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6, credit=credit, gamma=gamma) as player:
         found = player.play(prompts_of(tokenizer, TEXTS, samples=2))
         evaluated = player.play(prompts_of(tokenizer, TEXTS, samples=2), is_evaluation=True)
     expected = returns_of_replies([1.0, 2.0, 3.0], gamma)
@@ -256,6 +257,14 @@ def test_a_step_that_returns_something_else_is_an_error(tokenizer, tmp_path, act
     assert len(list(tmp_path.iterdir())) == 1  # it is not tried again
 
 
+@pytest.mark.parametrize("seconds", [0, 0.001, None])
+def test_an_environment_that_needs_an_event_loop_is_told_how_to_get_one(tokenizer, seconds):
+    prompts = prompts_of(tokenizer, TEXTS[:1], seconds=[seconds])
+    with Player(tokenizer, "WaitsForTasks", processes=0) as player, pytest.raises(EpisodeError) as error:
+        player.play(prompts)
+    assert "Set environment.processes to 1 or more" in f"{error.value.message} {error.value.remedy}"
+
+
 @pytest.mark.parametrize("processes", [0, 1])
 def test_an_error_of_close_does_not_hide_that_of_a_step(tokenizer, processes):
     prompts = prompts_of(tokenizer, TEXTS[:1])
@@ -294,6 +303,21 @@ def test_an_episode_whose_process_fails_starts_again_and_ends_as_it_would_have(
         expected = player.play(prompts)
     assert ids_of(found) == ids_of(expected) and found.object("episode_return") == [6.0] * 4
     assert caplog.text.count(reason) == 2 and "row=1 starts again" in caplog.text
+
+
+def test_processes_that_die_while_they_are_idle_are_replaced_without_a_retry(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS)
+    with Player(tokenizer, "Echo", processes=4, max_turn_tokens=6, retries=0) as player:
+        expected = player.play(prompts)
+        servers = [process for process in psutil.Process().children() if process.children()]
+        idle = [process for server in servers for process in server.children()]
+        for process in idle:
+            process.kill()
+        psutil.wait_procs(idle, timeout=10)
+        found = player.play(prompts)
+    assert len(idle) >= 4
+    assert ids_of(found) == ids_of(expected)
+    assert not found.meta.get("environment/retries")
 
 
 def test_after_all_retries_a_failed_episode_is_masked_and_does_not_change_its_groups_mean(tokenizer, tmp_path, caplog):

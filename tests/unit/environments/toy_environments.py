@@ -45,6 +45,18 @@ class Echo:
         return f" {self.seed % 10}:{action[:4]}", float(self.turn), self.turn == self.turns, {"turns": self.turn}
 
 
+class WaitsForTasks(Echo):
+    """Waits in its step for as long as a row says, which needs an event loop."""
+
+    async def reset(self, row, *, seed):
+        self.seconds = row["seconds"]
+        return super().reset(row, seed=seed)
+
+    async def step(self, action):
+        await (asyncio.wait_for(asyncio.sleep(0), 5.0) if self.seconds is None else asyncio.sleep(self.seconds))
+        return super().step(action)
+
+
 class AsyncEcho(Echo):
     """The same with coroutines."""
 

@@ -134,11 +134,12 @@ class Decoding:
             is_open &= is_unfinished.cpu()
         num_open = int(is_open.sum())
         if num_ended := self.num_unfinished - num_open:
-            ended = self._is_open[rows] & ~is_open
-            self._is_open[rows[ended]] = False
-            self._ended.append(rows[ended])
-            self.num_unfinished = num_open
-            self._stop(rows[ended])
+            ended = rows[self._is_open[rows] & ~is_open]
+            self._stop(ended)
+            self._ended.append(ended)
+            if isinstance(self._step, GrowingStep):
+                kept = [row for row in ended.tolist() if self._requests[row].may_continue]
+                self._resting |= {row: _Resting(self._num_drawn) for row in kept}
         if num_open and (is_due or num_open + len(self._resting) < COMPACT_BELOW * len(rows)):
             self._keep(is_open)
         return num_ended
@@ -226,10 +227,7 @@ class Decoding:
         numbers = {request.number for request in requests}
         rows = torch.tensor([row for row, each in enumerate(self._requests) if each.number in numbers])
         self._read_text(self._step.rows.cpu())
-        self._is_open[rows] = False
-        self.num_unfinished -= len(rows)
-        if isinstance(self._step, GrowingStep):
-            self._step.stop(torch.isin(self._step.rows.cpu(), rows))
+        self._stop(rows)
         return self._responses(rows)
 
     @torch.inference_mode()
@@ -291,11 +289,11 @@ class Decoding:
             self._next_limit = int((self._limits[rows] - self._earlier[rows]).min())
 
     def _stop(self, rows: Int64[Tensor, " K"]) -> None:
-        """Rows that have ended draw no more; keys and values of requests that others may continue are kept."""
+        """Rows that were unfinished draw no more."""
+        self._is_open[rows] = False
+        self.num_unfinished -= len(rows)
         if isinstance(self._step, GrowingStep):
             self._step.stop(torch.isin(self._step.rows.cpu(), rows))
-            kept = [row for row in rows.tolist() if self._requests[row].may_continue]
-            self._resting |= {row: _Resting(self._num_drawn) for row in kept}
 
     def _continue(self, row: int, request: Request, num_known: int) -> None:
         """Reads the prompt of `request` after `num_known` tokens in a row that rests, and then draws its response."""

@@ -15,7 +15,7 @@ class Graphs:
     """Runs each step eagerly the first time, captures it the second time, and then replays it.
 
     The first run is the warm-up that CUDA requires. Graphs share one memory pool, since only one runs at a time. A step
-    must do all its work on the device, in tensors whose addresses do not change. Not run on a GPU yet.
+    must do all its work on the device, in tensors whose addresses do not change.
     """
 
     def __init__(self, device: torch.device) -> None:

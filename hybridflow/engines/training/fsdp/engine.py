@@ -36,6 +36,7 @@ from hybridflow.engines.training.shell import EngineShell
 from hybridflow.engines.training.state_files import ShardsOf, SteppedTensor
 from hybridflow.models.adapters.lora import initialize, is_adapter_weight
 from hybridflow.models.adapters.merging import merged_shards
+from hybridflow.models.compilation import compile_layers
 from hybridflow.models.heads import ValueModel
 from hybridflow.models.packed_attention import is_packed
 from hybridflow.models.shard_files import read_into
@@ -57,6 +58,8 @@ class FsdpEngine(EngineShell[MasterAdamW]):
         self.model = setup.skeleton()
         self.adapter = setup.add_adapter(self.model)
         self._outputs = self._parallelized(self.model)
+        if setup.training.compile:
+            compile_layers(setup.kind.backbone(self.model))
         self._is_packed = is_packed(setup.kind.backbone(self.model))
         self._parameters = shard_model(self._outputs, self.model, self._shards)
         for parameter in self._parameters:

@@ -35,8 +35,6 @@ _PACKAGE = "megatron.core"
 _COLLECTIVES = "megatron.core.tensor_parallel.mappings"
 _STAND_IN = "_hybridflow_cpu_for_cuda"
 _TENSOR_TYPE = re.compile(r"torch\.cuda\.(Float|Half|BFloat16)Tensor")
-_ABSENT_WITHOUT_TRANSFORMER_ENGINE = {"megatron.core.transformer.moe.moe_utils": ("te_general_gemm",)}
-"""Names that Megatron-Core 0.16 uses but does not define without TransformerEngine; they are set to `None`."""
 
 
 class _Idle:
@@ -162,7 +160,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         """Executes the module with the replacement of `torch.cuda` among its globals."""
         vars(module)[_STAND_IN] = _CpuForCuda()
-        vars(module).update(dict.fromkeys(_ABSENT_WITHOUT_TRANSFORMER_ENGINE.get(module.__name__, ())))
         super().exec_module(module)
         if module.__name__ == _COLLECTIVES:
             _allow_uneven_sizes(module)

@@ -46,7 +46,7 @@ class MegatronEngine(EngineShell[ChunkOptimizer]):
         metrics = engine.train_step(own_minibatch, loss_fn, temperature=1.0)
 
     Only ranks that differ in `data` get different rows. All pipeline stages return the outputs of the last one. Tested
-    on CPUs with gloo; not yet run on GPUs with NCCL.
+    on CPUs with gloo and on one GPU; not yet run on several GPUs with NCCL.
     """
 
     def __init__(self, setup: EngineSetup) -> None:

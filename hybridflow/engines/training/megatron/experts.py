@@ -11,12 +11,16 @@ from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.experts import SequentialMLP
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from hybridflow.engines.training.megatron.stacked_linear import StackedLinear, stacked
+
+# The router of Megatron-Core 0.16 reads this name, which it does not define without TransformerEngine.
+moe_utils.te_general_gemm = vars(moe_utils).get("te_general_gemm")
 
 _ALIGNMENT = 16
 """Bytes; `grouped_mm` requires every row to start at a multiple of it."""

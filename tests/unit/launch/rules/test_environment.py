@@ -3,10 +3,9 @@
 import pytest
 
 from hybridflow.launch.rules.environment import environment_problems
-from hybridflow.launch.rules.unused_settings import unused_settings
 from tests.unit.launch.plans import errors, judged, planned
 
-DISCOUNTED = ("environment.credit=return_to_go", "environment.turn_gamma=0.9")
+DISCOUNTED = ("environment.credit=return_to_go", "algorithm.gamma=0.9")
 RUN = ("environment=guess_number", "reward.functions=environment", "trainer.total_steps=1")
 
 
@@ -24,7 +23,6 @@ RUN = ("environment=guess_number", "reward.functions=environment", "trainer.tota
         (("environment.max_turn_tokens=9", "data.max_response_tokens=8"), "a whole episode", "max_response_tokens"),
         (("algorithm=grpo", "environment.credit=turn"), "reads only the return", "credit=outcome"),
         (("algorithm=grpo", "environment.credit=return_to_go"), "reads only the return", "credit=outcome"),
-        (("environment.credit=return_to_go", "algorithm.gamma=0.9"), "per token as well", "environment.turn_gamma"),
         (("environment.name=null",), "the run has no environment", "environment=NAME"),
     ],
 )
@@ -49,7 +47,9 @@ def test_a_sound_run_has_no_problems():
     assert judged(planned("trainer.total_steps=1"), environment_problems) == []
 
 
-def test_a_discount_that_nothing_reads_is_named():
-    [advice] = judged(planned(*RUN, "environment.turn_gamma=0.9", "environment.credit=turn"), unused_settings)
-    assert "environment.turn_gamma=0.9 has no effect: environment.credit=turn" in advice.message
-    assert not judged(planned(*RUN, *DISCOUNTED), unused_settings)
+def test_what_is_discounted_per_reply_is_not_discounted_per_token_again():
+    for words, by_reply, by_token in (((), 0.9, 0.9), (("environment.credit=return_to_go",), 0.9, 1.0)):
+        plan = planned(*RUN, "algorithm.gamma=0.9", *words)
+        roles = {role.name: role.arguments for role in plan.roles}
+        assert roles["actor"].rollout.gamma == by_reply
+        assert roles["actor"].algorithm.gamma == roles["critic"].algorithm.gamma == by_token

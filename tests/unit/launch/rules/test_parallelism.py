@@ -47,6 +47,12 @@ REFUSED = [
         "actor.parallelism.expert=4 does not divide the 2 data-parallel ranks",
         "1, 2",
     ),
+    ({**MEGATRON, "actor.compile": True}, "actor.engine=megatron does not use", "actor.engine=single or fsdp"),
+    (
+        {"trainer.devices": 2, "actor.compile": True, "actor.parallelism.tensor": 2},
+        "actor.parallelism.tensor=2: torch.compile does not",
+        "actor.parallelism.tensor=1",
+    ),
     ({**MEGATRON, "actor.lora.rank": 8}, "actor.engine=megatron trains no adapters", "actor.engine=single or fsdp"),
     (
         {"rollout.engine": RolloutKind.transformers, "rollout.parallelism.tensor": 2, "trainer.devices": 2},

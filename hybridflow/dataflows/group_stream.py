@@ -1,6 +1,6 @@
 """Groups that are generated ahead one by one, and across updates of the weights (`asynchrony.partial_rollouts`).
 
-The loop uses a `Stream` as it uses `Ahead`. A step first generates until enough groups have finished (`GroupQueue`
+The loop uses a `GroupStream` as it uses `Ahead`. A step first generates until enough groups have finished (`GroupQueue`
 says which ones it trains on), then learns from them. In the meantime the others continue: in a pool of its own, the
 rollout continues while the step learns, until the new weights arrive; otherwise they continue in the next step.
 """
@@ -20,14 +20,13 @@ from hybridflow.dataflows.ahead import PROMPTS
 from hybridflow.dataflows.discards import Discards
 from hybridflow.dataflows.group_rollout import GroupRollout
 from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups
-from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue
-from hybridflow.dataflows.groups import State as GroupState
+from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue, GroupState
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.length_ratio import LengthRatio
 from hybridflow.dataflows.roles import PartialSampler, Sampler
 from hybridflow.dataflows.run import Loader, Run
-from hybridflow.dataflows.saved_batch import State, as_state, from_state
+from hybridflow.dataflows.saved_batch import SavedState, as_state, from_state
 from hybridflow.dataflows.schedule import SCHEDULE_FILE, Schedule
 from hybridflow.dataflows.stale_tokens import version_metrics, without_stale_tokens
 from hybridflow.observability.metrics import Metrics, last, measured
@@ -35,7 +34,7 @@ from hybridflow.observability.metrics import Metrics, last, measured
 logger = logging.getLogger(__name__)
 
 
-class Stream:
+class GroupStream:
     """The groups of a run.
 
     prompts = stream.begin(step, left_out)  # generates until the step's groups have finished
@@ -162,9 +161,9 @@ class Stream:
         assert held == self._balance, f"{self._balance} tokens were generated and not used, but {held} are held"
         return metrics | self._ledger.metrics({state.value: len(self._queue.of(state)) for state in GroupState})
 
-    def state(self) -> State:
+    def state(self) -> SavedState:
         """Where the queue is, without tokens: its groups would be generated again."""
-        draws: list[State] = []
+        draws: list[SavedState] = []
         for uid in self._queue.groups:
             position = dict(self._positions[uid])
             if not draws or draws[-1]["position"] != position:
@@ -174,7 +173,7 @@ class Stream:
         lengths = {"trained": [*self._lengths.trained], "finished": self._rollout.forgotten()}
         return {"draws": draws, "skipped": skipped, "totals": self._ledger.totals, "lengths": lengths}
 
-    def saved(self) -> State:
+    def saved(self) -> SavedState:
         """As `state`, with the tokens of the groups that are done; waits for none. Between two steps only."""
         assert not self.is_stepping, "the queue is saved within a step"
         self._receive(waits=False, collects=False)
@@ -192,7 +191,7 @@ class Stream:
         ]
         return state
 
-    def restore(self, state: State, left_out: Sequence[int]) -> None:
+    def restore(self, state: SavedState, left_out: Sequence[int]) -> None:
         """Restores what `state` or `saved` returned; the stream has been restored."""
         self.is_stepping = False
         self._forget()
@@ -239,7 +238,7 @@ class Stream:
         self._finished.clear()
         self._truncated.clear()
 
-    def _restore_tokens(self, state: State) -> None:
+    def _restore_tokens(self, state: SavedState) -> None:
         """Restores the groups that are done, and those that have finished and were not collected."""
         if "done" in state:
             uids = state["done"]["uids"]

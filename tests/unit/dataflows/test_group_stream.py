@@ -8,7 +8,7 @@ import pytest
 
 from hybridflow.config.asynchrony import OnDeadline, WhenStale
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.dataflows import discards, stream
+from hybridflow.dataflows import discards, group_stream
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.loop import Loop
@@ -30,7 +30,7 @@ LENGTHS = (1, 1, 1, LONG)
 
 @pytest.fixture(autouse=True)
 def looks_at_every_token(monkeypatch):
-    monkeypatch.setattr(stream, "TURN_TOKENS", 1)
+    monkeypatch.setattr(group_stream, "TURN_TOKENS", 1)
 
 
 def streamed(

@@ -1,4 +1,4 @@
-"""What calls, steps and checkpoints cost the driver, for 8 to 1,024 ranks and 1,024 to 1,048,576 rows.
+"""The cost of calls, steps and checkpoints for the driver, for 8 to 1,024 ranks and 1,024 to 1,048,576 rows.
 
     python benchmarks/scale.py [--ranks 8 64 256 1024] [--rows 1024 8192 131072 1048576] [--layouts data tensor]
 

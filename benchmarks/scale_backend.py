@@ -29,7 +29,7 @@ _MOST_FREED = 4096
 
 
 class Reference:
-    """An object of the other process, which forgets it when the last reference is gone."""
+    """An object of the other process, which forgets it when the last reference to it ends."""
 
     __slots__ = ("_freed", "ref")
 

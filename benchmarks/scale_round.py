@@ -61,7 +61,7 @@ ON_BATCH = ("generate", "score", "values", "advantages", "update")
 
 @dataclass(frozen=True)
 class Cost:
-    """What something costs the driver: seconds of its processors, and bytes and messages that it sends and receives."""
+    """A cost of the driver: seconds of its processors, and bytes and messages that it sends and receives."""
 
     seconds: float
     bytes: float

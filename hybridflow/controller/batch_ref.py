@@ -277,7 +277,7 @@ class BatchRef:
         return any(name in view.table.declared for view in self._views)
 
     def remembered(self, key: Hashable, find: Callable[[], Found]) -> Found:
-        """What `find` returns, which depends on `uid`, on `lengths` and on the key alone; found once for each key.
+        """The answer of `find`, which depends on `uid`, on `lengths` and on the key alone; computed once for each key.
 
         Batches with further columns of the same rows find it too.
         """

@@ -161,7 +161,7 @@ class View:
     table: Table
     index: Tensor | None = None
     remembered: dict[Hashable, object] = field(default_factory=dict)
-    """What has been found out about batches whose newest tokens these rows are; see `BatchRef.remembered`."""
+    """Facts about batches whose newest tokens these rows are; see `BatchRef.remembered`."""
 
     @staticmethod
     def concat(views: Sequence["View"]) -> "View":

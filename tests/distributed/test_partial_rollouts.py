@@ -55,7 +55,7 @@ LAYOUTS = {
 
 CASES = [
     "one replica",
-    "two replicas",
+    pytest.param("two replicas", marks=pytest.mark.slow),
     pytest.param("vllm", marks=VLLM),
     pytest.param("two replicas of vllm", marks=[VLLM, pytest.mark.slow]),  # each process imports vLLM
     pytest.param("vllm on two ranks", marks=[VLLM, pytest.mark.slow]),
@@ -145,6 +145,7 @@ def test_weights_that_do_not_change_give_the_tokens_of_the_synchronous_run(
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_two_replicas_in_the_actors_processes_give_the_same_run_twice(tmp_path: Path, ray_backend: Backend):
     (tmp_path / "own.py").write_text(ENGINE)
     words = ["trainer={backend: ray, devices: 2, total_steps: 4}", f"rollout.engine={tmp_path}/own.py:Tailed"]

@@ -74,6 +74,7 @@ def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_a
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in spare | more), backend, 20.0)
 
 
+@pytest.mark.slow
 def test_spare_processes_that_die_or_are_stopped_are_no_faults_and_do_not_delay_a_recovery(backend: Backend):
     group = WorkerGroup(Talker, ResourcePool("alone", 1), backend, role="talker")
     wait_until(lambda: len(ready(backend)) == 1, backend)

@@ -185,6 +185,7 @@ Resharder.transfer = transfer_or_die
 """
 
 
+@pytest.mark.slow
 def test_a_rollout_that_dies_before_it_receives_weights_leaves_the_trained_model_in_place(
     ray_backend: Backend, command: MakeCommand, whole: MakeWhole, tmp_path: Path
 ):
@@ -199,7 +200,9 @@ def test_a_rollout_that_dies_before_it_receives_weights_leaves_the_trained_model
     assert (fault["pools"], fault["resumed_step"]) == ("generation", fault["step"]), "the sender has left its call"
 
 
-@pytest.mark.parametrize("call", [6, 7], ids=["in an evaluation", "in a step"])
+@pytest.mark.parametrize(
+    "call", [pytest.param(6, marks=pytest.mark.slow, id="in an evaluation"), pytest.param(7, id="in a step")]
+)
 def test_batches_that_were_generated_ahead_are_asked_for_again_after_a_fault(
     ray_backend: Backend, command: MakeCommand, whole: MakeWhole, call: int
 ):

@@ -61,7 +61,7 @@ def test_the_script_has_at_most_12_statements_and_lines():
     assert len(lines) <= 12
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_the_script_trains_and_generates(tmp_path, tokenizer_dir, backend):
     own = SCRIPT.replace(OF_THE_HUB, str(tokenizer_dir))
     own = own.replace('{"trainer.total_steps": 5,', f'{{"trainer.total_steps": 3, "trainer.backend": "{backend}",')

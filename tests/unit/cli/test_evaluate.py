@@ -270,7 +270,9 @@ def test_another_model_does_not_continue_the_responses_of_an_interrupted_command
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "settings", [[], pytest.param(["rollout.engine=vllm"], marks=pytest.mark.vllm)], ids=["transformers", "vllm"]
+    "settings",
+    [[], pytest.param(["rollout.engine=vllm"], marks=[pytest.mark.vllm, pytest.mark.slow])],
+    ids=["transformers", "vllm"],
 )
 def test_several_devices_share_the_prompts_and_either_engine_gives_the_same_greedy_responses(desk, settings):
     greedy = ["rollout.eval_sampling.temperature=0", *QUICK]

@@ -63,6 +63,7 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	@$(BIN)/python benchmarks/controller.py $(ARGS)
+	@$(BIN)/python benchmarks/scale.py $(ARGS)
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/first_step.py $(ARGS)
 	@$(BIN)/python benchmarks/packing.py $(ARGS)

@@ -9,8 +9,8 @@ from hybridflow.errors import BatchError
 
 def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, stage: str) -> None:
     """Raises `BatchError` unless each `uid` in `entered` [B] occurs `samples_per_prompt` times in `left`."""
-    expected = Counter({uid: samples_per_prompt * n for uid, n in Counter(entered.tolist()).items()})
-    found = Counter(left.tolist())
+    expected = Counter({uid: samples_per_prompt * count for uid, count in _counts(entered).items()})
+    found = _counts(left)
     if expected == found:
         return
     lost, extra = expected - found, found - expected
@@ -24,7 +24,7 @@ def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, s
 
 def check_groups(uids: Tensor, *, samples_per_prompt: int) -> None:
     """Raises `BatchError` unless each `uid` in `uids` [B] occurs `samples_per_prompt` times."""
-    found = Counter(uids.tolist())
+    found = _counts(uids)
     wrong = sorted(uid for uid, count in found.items() if count != samples_per_prompt)
     if wrong:
         raise BatchError(
@@ -37,9 +37,15 @@ def check_groups(uids: Tensor, *, samples_per_prompt: int) -> None:
 
 def check_unique(uids: Tensor) -> None:
     """Raises `BatchError` if several prompts of a batch have the same `uid`."""
-    repeated = [uid for uid, count in Counter(uids.tolist()).items() if count > 1]
+    repeated = [uid for uid, count in _counts(uids).items() if count > 1]
     if repeated:
         raise BatchError(
             f"{len(repeated)} uids belong to more than one prompt (first: {repeated[:5]}).",
             remedy="Number prompts by their position in the data stream.",
         )
+
+
+def _counts(uids: Tensor) -> Counter[int]:
+    """How often each occurs; of the numbers of a whole batch, only those that differ become Python objects."""
+    found, counts = uids.unique(return_counts=True)
+    return Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))

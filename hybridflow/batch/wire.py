@@ -61,7 +61,14 @@ def from_bytes(payload: Payload) -> Tensor:
     array, dtype, shape = payload
     if array.size == 0:
         return torch.empty(shape, dtype=getattr(torch, dtype))
+    return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+
+
+def _ignore_that_arrays_are_not_writable() -> None:
+    """Torch warns of it once per process, which is here: catching warnings takes longer than reading a small column."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable.*")
-        flat = torch.from_numpy(array)
-    return flat.view(getattr(torch, dtype)).reshape(shape)
+        warnings.simplefilter("ignore")
+        torch.from_numpy(np.frombuffer(bytes(1), dtype=np.uint8))
+
+
+_ignore_that_arrays_are_not_writable()

@@ -1,6 +1,7 @@
 """The driver's handle on a batch: tables and row selections. Tokens stay where they were produced."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -11,9 +12,12 @@ from hybridflow.batch.columns import missing_columns_remedy
 from hybridflow.batch.ragged import row_positions
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Pending
+from hybridflow.controller.located import inverse, is_identity
 from hybridflow.controller.packets import Portion, assembled
-from hybridflow.controller.tables import Table, Taken, View, inverse, is_identity
+from hybridflow.controller.tables import Places, Table, Taken, View
 from hybridflow.errors import BatchError
+
+Found = TypeVar("Found")
 
 
 class BatchRef:
@@ -108,8 +112,7 @@ class BatchRef:
         """Metadata of the whole batch; waits for the stages that have not answered."""
         found: Meta = {}
         for view in self._views:
-            for summary in view.table.summaries():
-                found |= summary.meta
+            found |= view.table.meta()
         return found | self._meta
 
     def metrics_by_shard(self, prefix: str) -> dict[str, list[tuple[float, int]]]:
@@ -231,14 +234,29 @@ class BatchRef:
 
         The rank waits only for the stages that declare wanted columns or may have those that none declares.
         """
+        return self.portions([rows], [taken], wanted=wanted, required=required)[0]
+
+    def portions(
+        self,
+        rows: Sequence[Tensor | None],
+        taken: Sequence[Taken],
+        *,
+        wanted: tuple[str, ...] | None = None,
+        required: tuple[str, ...] = (),
+        meta: Sequence[Meta] | None = None,
+    ) -> list[Portion]:
+        """As `portion`, for several ranks, with further metadata for each."""
         declared = {name for view in self._views for name in view.table.declared}
         undeclared = None if wanted is None else frozenset(wanted) - declared
-        tables = []
+        places, tables = Places(), []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
             names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]
-            tables.append(view.part(rows, names, undeclared, taken))
-        return Portion(tuple(tables), wanted, required, self._meta)
+            tables.append(view.parts(rows, names, undeclared, taken, places))
+        metas = [self._meta] * len(rows) if meta is None else [self._meta | own for own in meta]
+        return [
+            Portion(parts, wanted, required, own) for parts, own in zip(zip(*tables, strict=True), metas, strict=True)
+        ]
 
     @property
     def has_ended(self) -> bool:
@@ -258,6 +276,21 @@ class BatchRef:
         """Whether a stage declares a column, which does not depend on who has answered yet."""
         return any(name in view.table.declared for view in self._views)
 
+    def remembered(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """The answer of `find`, which depends on `uid`, on `lengths` and on the key alone; computed once for each key.
+
+        Batches with further columns of the same rows find it too.
+        """
+        names = ("uid", "prompt_ids", "response_ids")
+        views = [next((view for view in reversed(self._views) if name in view.table.declared), None) for name in names]
+        if views[0] is None or views[1] is None:
+            return find()
+        newest = max((view for view in views if view is not None), key=self._views.index)
+        others = [None if view is newest else view for view in views]  # with itself, it would never be dropped at once
+        if (key, *others) not in newest.remembered:
+            newest.remembered[key, *others] = find()
+        return cast(Found, newest.remembered[key, *others])
+
     def rows_of_shards(self, num_shards: int) -> list[Tensor] | None:
         """Row positions in each shard of the newest table that has `num_shards` of them; None if there is none."""
         for view in reversed(self._views):
@@ -273,12 +306,10 @@ class BatchRef:
         holders = [view for view in self._views if name in view.table.known] or self._views
         for view in reversed(holders):
             if name in view.table.summaries()[0].columns:
-                numbers = [s.lengths if kind == "lengths" else s.scalars for s in view.table.summaries()]
-                parts = [known[name] for known in numbers if name in known]
-                if len(parts) < len(numbers):
+                numbers = view.table.numbers(name, kind)
+                if numbers is None:
                     break
-                whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-                return whole if view.index is None else whole[view.index]
+                return numbers if view.index is None else numbers[view.index]
         raise BatchError(
             f"The driver has no numbers per row for the column '{name}'; the batch has {self.columns}.",
             remedy=f"{did_you_mean(name, self.columns)}If a call before this one returns the column, read it with"

@@ -9,6 +9,7 @@ from itertools import count
 from torch import Tensor
 
 from hybridflow.batch import Batch
+from hybridflow.batch.batch import Meta
 from hybridflow.controller.backends.interface import Arguments, Backend
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
@@ -45,6 +46,13 @@ class Method:
         """The mesh of its protocol."""
         protocol = self.spec.protocol
         return self.meshes[protocol.mesh if isinstance(protocol, TransferProtocol) else "training"]
+
+    @cached_property
+    def parts(self) -> list[int]:
+        """The index of the part that each rank receives."""
+        protocol = self.spec.protocol
+        assert isinstance(protocol, TransferProtocol), f"a custom protocol has no parts: {protocol}"
+        return [part_of(protocol, self.mesh, rank) for rank in range(self.mesh.size)]
 
     @cached_property
     def answering(self) -> list[int]:
@@ -85,16 +93,9 @@ def dispatched(method: Method, args: tuple, kwargs: Mapping[str, object], backen
         return Dispatch([Arguments(args, kwargs)] * method.mesh.size)
     num = num_parts(protocol, method.mesh)
     shares = _shares(method, batches, num, method.minibatch_rows if protocol.by_minibatch else None)
-    of_part = []
-    for part in range(num):
-        part_args, part_kwargs = args, kwargs
-        if is_per_rank:
-            part_args = tuple(_entry(value, part, num, method) for value in args)
-            part_kwargs = {name: _entry(value, part, num, method) for name, value in kwargs.items()}
-        of_part.append(_arguments(method, part_args, part_kwargs, {batch: own[part] for batch, own in shares.items()}))
-    parts = [part_of(protocol, method.mesh, rank) for rank in range(method.mesh.size)]
-    arguments = [of_part[part] for part in parts]
-    if not batches or [parts[rank] for rank in method.answering] != list(range(num)):
+    of_part = _arguments(method, args, kwargs, shares, num, is_per_rank=is_per_rank)
+    arguments = [of_part[part] for part in method.parts]
+    if not batches or [method.parts[rank] for rank in method.answering] != list(range(num)):
         return Dispatch(arguments)
     rows = [share.rows for share in shares[id(batches[0])] if share.rows is not None]
     return Dispatch(arguments, batches[0], rows or None)
@@ -141,36 +142,49 @@ def _by_custom_protocol(
     columns = [parts_of(value) for value in args]
     named = {name: parts_of(value) for name, value in kwargs.items()}
     arguments = [
-        _arguments(method, [parts[rank] for parts in columns], {name: named[name][rank] for name in named}, {})
+        _arguments(method, [parts[rank] for parts in columns], {name: named[name][rank] for name in named}, {}, 1)[0]
         for rank in range(size)
     ]
     return Dispatch(arguments, rank_batches=given[0] if given else None)
 
 
 def _arguments(
-    method: Method, args: Sequence[object], kwargs: Mapping[str, object], shares: Mapping[int, Share]
-) -> Arguments:
-    """The arguments, with each batch replaced by a portion: its share, or all of a batch that is not divided."""
-    taken = Taken()
+    method: Method,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    shares: Mapping[int, Sequence[Share]],
+    num: int,
+    *,
+    is_per_rank: bool = False,
+) -> list[Arguments]:
+    """The arguments of each part, with each batch replaced by a portion: its share, or all of a batch that is not
+    divided. With `is_per_rank`, other arguments have an entry per part; otherwise they are the same for all."""
+    taken = [Taken() for _ in range(num)]
     positions = count()
 
-    def received(value: object) -> object:
+    def received(value: object) -> Sequence[object]:
         if not isinstance(value, BatchRef):
-            return value
-        share = shares.get(id(value), Share())
-        given = value.with_meta(minibatch_rows=share.minibatch_rows) if share.minibatch_rows else value
+            return [_entry(value, part, num, method) for part in range(num)] if is_per_rank else [value] * num
+        own = shares.get(id(value), [Share()] * num)
+        meta: list[Meta] = [{"minibatch_rows": each.minibatch_rows} if each.minibatch_rows else {} for each in own]
         wanted, required = method.spec.columns_of(next(positions))
-        return given.portion(share.rows, taken, wanted=wanted, required=required)
+        return value.portions([each.rows for each in own], taken, wanted=wanted, required=required, meta=meta)
 
-    received_args = tuple(received(value) for value in args)
-    received_kwargs = {name: received(value) for name, value in kwargs.items()}
-    return Arguments(received_args, received_kwargs, tuple(taken.stored), frozenset(taken.calls))
+    columns = [received(value) for value in args]
+    named = {name: received(value) for name, value in kwargs.items()}
+    return [
+        Arguments(
+            tuple(column[part] for column in columns),
+            {name: column[part] for name, column in named.items()},
+            tuple(own.stored),
+            frozenset(own.calls),
+        )
+        for part, own in enumerate(taken)
+    ]
 
 
 def _entry(value: object, part: int, num: int, method: Method) -> object:
-    """One rank's entry of an argument under PER_RANK; a batch is divided instead."""
-    if isinstance(value, BatchRef):
-        return value
+    """One rank's entry of an argument under PER_RANK."""
     if not isinstance(value, list | tuple) or len(value) != num:
         raise BatchError(
             f"'{method}' takes one input per rank, but was given {type(value).__name__} for its {num} ranks.",

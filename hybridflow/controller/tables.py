@@ -1,17 +1,17 @@
 """The tables of a batch, on the driver: names, references and row numbers of columns, never their tokens."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
-from hybridflow.batch.columns import COLUMNS, Column, Rows, producers
+from hybridflow.batch.columns import COLUMNS, Column, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
-from hybridflow.controller.packets import Packet, ShardRows, Summary, TablePart
+from hybridflow.controller.located import Located, located
+from hybridflow.controller.packets import Numbers, Packet, ShardRows, Summary, TablePart
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +45,10 @@ class Table:
         self.shards = shards
         self.declared = declared
         self._backend = backend
+        self._summaries: list[Summary] | None = None
+        self._sizes: list[int] | None = None
+        self._meta: Meta | None = None
+        self._numbers: dict[tuple[str, str], Tensor | None] = {}
 
     @staticmethod
     def of_batch(batch: Batch, backend: Backend, declared: tuple[str, ...] | None = None) -> "Table":
@@ -95,7 +99,7 @@ class Table:
     @property
     def settled(self) -> bool:
         """Whether the summaries are here, so that reading them does not wait."""
-        return all(shard.summary is not None for shard in self.shards)
+        return self._summaries is not None or all(shard.summary is not None for shard in self.shards)
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -112,29 +116,52 @@ class Table:
     @property
     def sizes(self) -> list[int]:
         """Rows of each shard; waits for the stage if only its answer tells."""
-        known = [shard.rows for shard in self.shards if shard.rows is not None]
-        return known if len(known) == len(self.shards) else [summary.rows for summary in self.summaries()]
+        if self._sizes is None:
+            known = [shard.rows for shard in self.shards if shard.rows is not None]
+            self._sizes = known if len(known) == len(self.shards) else [summary.rows for summary in self.summaries()]
+        return self._sizes
 
     def summaries(self) -> list[Summary]:
         """The summary of each shard; waits for the stage."""
-        awaited = [shard for shard in self.shards if shard.summary is None]
-        answers = self._backend.wait([shard.call for shard in awaited if shard.call]) if awaited else []
-        for shard, answer in zip(awaited, answers, strict=True):
-            assert isinstance(answer, Summary), f"not a summary: {answer}"
-            shard.summary, shard.rows = answer, answer.rows
-        return [shard.summary for shard in self.shards if shard.summary]
+        if self._summaries is None:
+            awaited = [shard for shard in self.shards if shard.summary is None]
+            answers = self._backend.wait([shard.call for shard in awaited if shard.call]) if awaited else []
+            for shard, answer in zip(awaited, answers, strict=True):
+                assert isinstance(answer, Summary), f"not a summary: {answer}"
+                shard.summary, shard.rows = answer, answer.rows
+            self._summaries = [shard.summary for shard in self.shards if shard.summary]
+        return self._summaries
+
+    def meta(self) -> Meta:
+        """The metadata of all shards; waits for the stage."""
+        if self._meta is None:
+            self._meta = {name: value for summary in self.summaries() for name, value in summary.meta.items()}
+        return self._meta
+
+    def numbers(self, name: str, kind: str) -> Tensor | None:
+        """A number per row [B] of a column, of the `kind` lengths or scalars; None if a shard lacks it.
+
+        Waits for the stage.
+        """
+        if (name, kind) not in self._numbers:
+            known = [summary.lengths if kind == "lengths" else summary.scalars for summary in self.summaries()]
+            parts = [columns[name] for columns in known if name in columns]
+            self._numbers[name, kind] = Numbers.joined(parts) if len(parts) == len(known) else None
+        return self._numbers[name, kind]
 
     def pending(self) -> list[Pending]:
         """The calls whose answers have not been read."""
         return [shard.call for shard in self.shards if shard.call and not shard.summary]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class View:
     """Rows of a table: positions in its concatenated shards, or None for all of them in order."""
 
     table: Table
     index: Tensor | None = None
+    remembered: dict[Hashable, object] = field(default_factory=dict)
+    """Facts about batches whose newest tokens these rows are; see `BatchRef.remembered`."""
 
     @staticmethod
     def concat(views: Sequence["View"]) -> "View":
@@ -164,39 +191,68 @@ class View:
             return False
         return self.index is None or other.index is None or torch.equal(self.index, other.index)
 
-    def part(
-        self, rows: Tensor | None, names: Sequence[str], undeclared: frozenset[str] | None, taken: Taken
-    ) -> TablePart:
-        """How a rank reads the columns `names` of some rows (None: all); adds what it must read to `taken`.
+    def parts(
+        self,
+        rows: Sequence[Tensor | None],
+        names: Sequence[str],
+        undeclared: frozenset[str] | None,
+        taken: Sequence[Taken],
+        places: "Places",
+    ) -> list[TablePart]:
+        """How each rank reads the columns `names` of its rows (None: all); adds what it must read to its `taken`.
 
         `undeclared` are the wanted columns that no table declares, and that this one may have (None: all columns are
         wanted). If no column is read, only the table's metadata travels, if it is known.
         """
         table = self.table
-        meta: Meta = {}
-        reads_rest = not table.settled and (bool(names) or undeclared is None or table.may_have(undeclared))
+        meta: Meta = table.meta() if table.settled else {}
         if table.settled:
-            for summary in table.summaries():
-                meta |= summary.meta
             extra = set(table.known) - set(table.declared)
             reads_rest = bool(extra if undeclared is None else extra & undeclared)
-        if not names and not reads_rest:
-            return TablePart((), None, meta)
-        index = self.rows(rows)
-        if index is None:
-            found, order = [(number, None) for number in range(len(table.shards))], None
         else:
-            found, order = located(index, table.sizes)
-        parts = []
-        for number, chosen in found:
-            shard = table.shards[number]
+            reads_rest = bool(names) or undeclared is None or table.may_have(undeclared)
+        if not names and not reads_rest:
+            return [TablePart((), None, meta)] * len(rows)
+        return [
+            TablePart(tuple(self._shard_rows(place, names, reads_rest, own)), place.order, meta)
+            for place, own in zip(places.of(self, rows), taken, strict=True)
+        ]
+
+    def _shard_rows(self, place: Located, names: Sequence[str], reads_rest: bool, taken: Taken) -> list[ShardRows]:
+        found = []
+        for number, chosen in place.shards:
+            shard = self.table.shards[number]
             first = len(taken.stored)
-            taken.stored.extend(shard.columns[name] for name in names)
-            taken.stored.extend([shard.rest] if reads_rest and shard.rest is not None else [])
+            taken.stored.extend([shard.columns[name] for name in names])
+            if reads_rest and shard.rest is not None:
+                taken.stored.append(shard.rest)
             if shard.call is not None:
                 taken.calls.add(shard.call.number)
-            parts.append(ShardRows(tuple(range(first, len(taken.stored))), chosen))
-        return TablePart(tuple(parts), order, meta)
+            found.append(ShardRows(tuple(range(first, len(taken.stored))), chosen))
+        return found
+
+
+class Places:
+    """Where the rows of the parts of one batch lie in each of its tables; tables with the same shards share the answer.
+
+    `of` must be called with the same rows each time.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor | None, list[Located]]] = {}
+
+    def of(self, view: View, rows: Sequence[Tensor | None]) -> list[Located]:
+        """For each part, its rows in the table of a view."""
+        index = [view.rows(part) for part in rows]
+        given = [part for part in index if part is not None]
+        if len(given) < len(index):
+            assert not given, "some parts are the whole batch, and some are not"
+            everything = Located([(number, None) for number in range(len(view.table.shards))], None)
+            return [everything] * len(index)
+        key = (id(view.index), tuple(view.table.sizes))
+        if key not in self._known:
+            self._known[key] = (view.index, located(given, view.table.sizes))
+        return self._known[key][1]
 
 
 class _StoredWhenNeeded(dict[str, Stored]):
@@ -210,40 +266,3 @@ class _StoredWhenNeeded(dict[str, Stored]):
     def __missing__(self, name: str) -> Stored:
         self[name] = self._backend.put(Packet({name: self._columns[name]}, {}))
         return self[name]
-
-
-def located(index: Tensor, sizes: Sequence[int]) -> tuple[list[tuple[int, Rows]], np.ndarray | None]:
-    """Which rows to take from which shards, and the order of all rows taken (None if they are in order).
-
-    `index` [K] counts through consecutive shards of the given `sizes`.
-    """
-    starts, index = torch.tensor([0, *sizes]).cumsum(0), index.contiguous()
-    shard_of = torch.searchsorted(starts[1:], index, right=True)
-    found: list[tuple[int, Rows]] = []
-    positions = []
-    for shard in shard_of.unique().tolist():
-        here = (shard_of == shard).nonzero().flatten()
-        found.append((shard, _as_rows(index[here] - starts[shard], sizes[shard])))
-        positions.append(here)
-    order = inverse(torch.cat(positions)) if len(found) > 1 else None
-    return found, None if order is None or is_identity(order) else order.numpy()
-
-
-def inverse(permutation: Tensor) -> Tensor:
-    """The inverse of a permutation: inverse(p)[p[i]] = i."""
-    return torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation)))
-
-
-def is_identity(index: Tensor) -> bool:
-    """Whether the index leaves every row where it is."""
-    return torch.equal(index, torch.arange(len(index)))
-
-
-def _as_rows(index: Tensor, size: int) -> Rows:
-    """The cheapest form of some positions in a shard of `size` rows: all, a range, or the positions."""
-    if len(index) == 0:
-        return (0, 0)
-    first = int(index[0])
-    if not torch.equal(index, torch.arange(first, first + len(index))):
-        return index.numpy()
-    return None if len(index) == size else (first, first + len(index))

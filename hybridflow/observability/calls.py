@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 
 _CLOCK_SECONDS = 1e-6
@@ -91,6 +92,10 @@ class Section:
 
     def idle_fractions(self) -> dict[str, float]:
         """For each pool, the fraction of the section's duration in which none of its ranks runs a call."""
+        return dict(self._idle_fractions)
+
+    @cached_property
+    def _idle_fractions(self) -> dict[str, float]:
         fractions = {}
         for pool in self.pools:
             busy, reached = 0.0, self.start
@@ -107,23 +112,28 @@ class Section:
         A span depends on the one before it in its process, and on those spans of the calls that its own call needs that
         ended before it began. No two spans of a chain overlap, so it is never longer than the section.
         """
-        best = _Reached()
-        ended: dict[int, list[tuple[float, _Reached]]] = {}
+        return list(self._critical_path)
+
+    @cached_property
+    def _critical_path(self) -> list[Span]:
+        best = _NOTHING
+        ended: dict[int, _Ended] = {}
         last: dict[tuple[str, int], _Reached] = {}
         for number, spans in _by_call(self.spans).items():
             found = []
             for span in spans:
-                before = [last[process]] if (process := (span.pool, span.rank)) in last else []
+                process = (span.pool, span.rank)
+                longest = last.get(process, _NOTHING)
                 for needed in span.needs:
-                    earlier = ended.get(needed, [])
-                    place = bisect_right(earlier, span.start + _CLOCK_SECONDS, key=lambda entry: entry[0])
-                    before += [earlier[place - 1][1]] if place else []
-                longest = max(before, key=lambda reached: reached.seconds, default=_Reached())
+                    if needed in ended:
+                        before = ended[needed].by(span.start + _CLOCK_SECONDS)
+                        longest = before if before.seconds > longest.seconds else longest
                 seconds = self.seconds_within(span)
-                last[process] = _Reached(longest.seconds + seconds, span, longest) if seconds else longest
-                found.append((span.end, last[process]))
-                best = max(best, last[process], key=lambda reached: reached.seconds)
-            ended[number] = _longest_so_far(found)
+                reached = _Reached(longest.seconds + seconds, span, longest) if seconds else longest
+                last[process] = reached
+                found.append((span.end, reached))
+                best = reached if reached.seconds > best.seconds else best
+            ended[number] = _Ended.of(found)
         return best.path()
 
     def seconds_within(self, span: Span) -> float:
@@ -131,7 +141,7 @@ class Section:
         return max(0.0, min(span.end, self.start + self.seconds) - max(span.start, self.start))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Reached:
     """The end of a chain of spans, and its total duration."""
 
@@ -145,6 +155,31 @@ class _Reached:
             found.append(reached.span)
             reached = reached.before
         return found[::-1]
+
+
+_NOTHING = _Reached()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """When the spans of a call ended, in order, and the longest of the chains that had ended by then."""
+
+    ends: list[float]
+    longest: list[_Reached]
+
+    @staticmethod
+    def of(chains: Iterable[tuple[float, _Reached]]) -> "_Ended":
+        found, best = _Ended([], []), _NOTHING
+        for end, reached in sorted(chains, key=lambda chain: chain[0]):
+            best = reached if reached.seconds > best.seconds else best
+            found.ends.append(end)
+            found.longest.append(best)
+        return found
+
+    def by(self, time: float) -> _Reached:
+        """The longest chain that had ended by a time."""
+        place = bisect_right(self.ends, time)
+        return self.longest[place - 1] if place else _NOTHING
 
 
 def medians(sections: Iterable[Section]) -> dict[str, CallTotal]:
@@ -183,13 +218,4 @@ def _by_call(spans: Iterable[Span]) -> dict[int, list[Span]]:
     found: dict[int, list[Span]] = {}
     for span in sorted(spans, key=lambda span: span.call):
         found.setdefault(span.call, []).append(span)
-    return found
-
-
-def _longest_so_far(ends: Sequence[tuple[float, _Reached]]) -> list[tuple[float, _Reached]]:
-    """By end, the longest of the chains that have ended by then."""
-    found: list[tuple[float, _Reached]] = []
-    for end, reached in sorted(ends, key=lambda entry: entry[0]):
-        longest = max(found[-1][1], reached, key=lambda each: each.seconds) if found else reached
-        found.append((end, longest))
     return found

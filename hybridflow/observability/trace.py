@@ -59,6 +59,8 @@ class CallTrace:
         self._keep = keep
         self._resume_after = resume_after
         self._first_step: int | None = None
+        self._places: list[tuple[int, int]] = []
+        """Where sections begin in the file, or the lines of an earlier process, and their steps, in order."""
 
     def skip(self) -> None:
         """Drops the calls that have ended since the last section."""
@@ -95,9 +97,10 @@ class CallTrace:
             self._first_step = self._begin(path, section.step)
         elif section.step - self._first_step >= 2 * self._keep:
             self._first_step = section.step - self._keep + 1
-            self._rewrite(path, [line for step, line in _lines(path) if step is not None and step >= self._first_step])
+            self._drop_earlier(path, self._first_step)
         with path.open("ab", buffering=0) as file:
-            file.write("".join(map(_line, _events(section))).encode())
+            self._places.append((section.step, file.seek(0, os.SEEK_END)))
+            file.write("".join(_section_lines(section)).encode())
 
     def _begin(self, path: Path, step: int) -> int:
         """Starts the file, or continues that of the process that the run resumes; returns its first step."""
@@ -107,7 +110,21 @@ class CallTrace:
             kept = [(of_step, line) for of_step, line in earlier if of_step is not None]
             kept = [(of_step, line) for of_step, line in kept if of_step <= self._resume_after]
         self._rewrite(path, [line for _, line in kept])
+        place = path.stat().st_size - sum(len(line.encode()) for _, line in kept)
+        for of_step, line in kept:
+            self._places.append((of_step, place))
+            place += len(line.encode())
         return min((of_step for of_step, _ in kept), default=step)
+
+    def _drop_earlier(self, path: Path, first: int) -> None:
+        """Drops the sections of steps before the first one to keep."""
+        kept = [(step, begin) for step, begin in self._places if step >= first]
+        with path.open("rb") as file:
+            begin = file.seek(kept[0][1] if kept else 0, os.SEEK_SET if kept else os.SEEK_END)
+            text = file.read().decode(errors="replace")
+        self._rewrite(path, [text])
+        moved = path.stat().st_size - len(text.encode()) - begin
+        self._places = [(step, begin + moved) for step, begin in kept]
 
     def _rewrite(self, path: Path, lines: Iterable[str]) -> None:
         """Replaces the file, so that a process killed here loses nothing."""
@@ -160,25 +177,33 @@ def measured_calls(sections: Iterable[Section]) -> dict[str, CallTotal]:
     return medians(section for section in sections if section.what == STEP)
 
 
-def _events(section: Section) -> Iterator[Event]:
+def _section_lines(section: Section) -> Iterator[str]:
     """The calls, and then the section itself: without its last line, it is incomplete."""
     path = section.critical_path()
     critical = {(span.call, span.rank) for span in path}
     places = _places(section.pools)
+    names: dict[tuple[str, str], str] = {}
     for span in section.spans:
-        arguments: Event = {
-            "step": section.step,
-            "call": span.call,
-            "rows": span.rows,
-            "tokens": span.tokens,
-            "bytes_in": span.bytes_in,
-            "bytes_out": span.bytes_out,
-            "peak_bytes": span.peak_bytes,
-            "needs": span.needs,
-            "answers": span.answers,
-            "critical": (span.call, span.rank) in critical,
-        }
-        yield _slice(span.name, span.role, places[span.pool, span.rank], (span.start, span.seconds), arguments)
+        # Written by hand: a step of a thousand ranks has ten thousand of these lines.
+        name = names.get((span.role, span.method))
+        if name is None:
+            name = names[span.role, span.method] = f'"name":{json.dumps(span.name)},"cat":{json.dumps(span.role)}'
+        process, thread = places[span.pool, span.rank]
+        yield (
+            f'{{"ph":"X",{name},"pid":{process},"tid":{thread},"ts":{int(span.start * _MICROSECONDS)},'
+            f'"dur":{int(span.seconds * _MICROSECONDS)},"args":{{"step":{section.step},"call":{span.call},'
+            f'"rows":{span.rows},"tokens":{span.tokens},"bytes_in":{span.bytes_in},"bytes_out":{span.bytes_out},'
+            f'"peak_bytes":{span.peak_bytes},"needs":[{",".join(map(str, span.needs))}],'
+            f'"answers":{"true" if span.answers else "false"},'
+            f'"critical":{"true" if (span.call, span.rank) in critical else "false"}}}}}{_SEPARATOR}'
+        )
+    yield from map(_line, _section_events(section, path, places))
+
+
+def _section_events(
+    section: Section, path: Sequence[Span], places: Mapping[tuple[str, int], tuple[int, int]]
+) -> Iterator[Event]:
+    """The arrows of the critical path, and the section itself."""
     for number, (before, after) in enumerate(pairwise(path)):
         for phase, span in (("s", before), ("f", after)):
             yield _flow_end(section, number, phase, span, places[span.pool, span.rank])

@@ -1,9 +1,10 @@
 """Equal loads: groups are moved, never torn."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridflow.batch.balance import balanced_groups
+from hybridflow.batch.balance import balanced_groups, exchanged_groups
 
 groups_and_costs = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 50)), min_size=1, max_size=24)
 
@@ -24,3 +25,29 @@ def test_every_row_is_on_one_rank_groups_are_whole_and_loads_close(rows, parts):
 def test_rows_keep_their_order_on_a_rank():
     assert balanced_groups([5, 5, 9, 9], [1, 1, 3, 3], 2) == [[2, 3], [0, 1]]
     assert balanced_groups([9, 5, 9, 5], [1, 1, 1, 1], 1) == [[0, 1, 2, 3]]
+
+
+@given(groups_and_costs, st.integers(1, 4))
+def test_exchanges_never_make_the_largest_load_larger_or_empty_a_rank(rows, parts):
+    owners, costs = (np.array(column) for column in zip(*rows, strict=True))
+    owners = owners % parts
+    moved = exchanged_groups(owners, costs, parts, most=0.0)
+    before, after = (np.bincount(each, costs, minlength=parts) for each in (owners, moved))
+    assert after.max() <= before.max() and after.sum() == before.sum()
+    assert set(owners) <= set(moved) <= set(range(parts))
+
+
+def test_about_one_exchange_per_rank_balances_many_groups():
+    draw = np.random.default_rng(0)
+    parts, each = 64, 32
+    owners, costs = np.repeat(np.arange(parts), each), draw.integers(40, 130, parts * each)
+    mean = costs.sum() / parts
+    assert np.bincount(owners, costs).max() > 1.05 * mean
+    moved = exchanged_groups(owners, costs, parts, most=1.01 * mean)
+    assert np.bincount(moved, costs).max() <= 1.01 * mean
+    assert (moved != owners).sum() <= 2 * parts
+
+
+def test_balanced_loads_are_left_alone():
+    owners = np.array([0, 1, 0, 1])
+    assert exchanged_groups(owners, np.array([3, 2, 2, 3]), 2, most=5.0).tolist() == [0, 1, 0, 1]

@@ -9,8 +9,9 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.located import located
 from hybridflow.controller.packets import Packet
-from hybridflow.controller.tables import Table, Taken, View, located
+from hybridflow.controller.tables import Table, Taken, View
 from hybridflow.errors import BatchError
 from tests.unit.controller.workers import Model, prompts
 
@@ -106,8 +107,7 @@ def test_every_row_is_located_in_order(sizes):
     generator = torch.Generator().manual_seed(0)
     indices = [torch.arange(len(flat)), torch.arange(1, len(flat)), torch.arange(len(flat)).flip(0)]
     indices += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
-    for index in indices:
-        found, order = located(index, sizes)
+    for index, (found, order) in zip(indices, located(indices, sizes), strict=True):
         taken = []
         for shard, rows in found:
             whole = shards[shard]

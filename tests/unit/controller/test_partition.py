@@ -63,6 +63,36 @@ def test_balanced_rows_stay_on_the_shard_they_lie_on():
         assert taken.stored[read.slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
 
 
+def test_unbalanced_rows_mostly_stay_on_the_shard_they_lie_on():
+    backend, num_rows, ranks = LocalBackend(), 512, 8
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.randint(5, 40, (num_rows,), generator=draw)
+    tokens = Ragged.from_lengths(torch.zeros(int(lengths.sum()), dtype=torch.int64), lengths)
+    batch = Batch.of(rows={"uid": torch.arange(num_rows) // 4}, tokens={"prompt_ids": tokens})
+    pieces = [BatchRef.of(piece, backend) for piece in batch.split([num_rows // ranks] * ranks)]
+    whole = BatchRef.concat(pieces)
+    shards = [set(range(start, start + 64)) for start in range(0, num_rows, 64)]
+    assert max(int(lengths[list(shard)].sum()) for shard in shards) > 1.02 * int(lengths.sum()) / ranks
+    parts = partition(whole, ranks, role="actor")
+    assert parts is not None and sorted(torch.cat(parts).tolist()) == list(range(num_rows))
+    assert max(int(lengths[part].sum()) for part in parts) <= (1 + SLACK_FRACTION) * int(lengths.sum()) / ranks
+    assert sum(len(set(part.tolist()) - shard) for part, shard in zip(parts, shards, strict=True)) <= 16 * 4
+    assert all(len({row // 4 for row in part.tolist()}) * 4 == len(part) for part in parts)
+
+
+def test_a_division_is_found_once_for_all_batches_of_the_same_rows():
+    batch = reference([i // 4 for i in range(32)], [3, 9] * 16)
+    first = divided(batch, 4, role="actor")
+    assert divided(batch.join(Batch.of(rows={"scores": torch.zeros(32)})), 4, role="critic") is first
+    assert divided(batch, 2, role="actor") is not first
+    assert divided(batch, 4, role="actor", minibatch_rows=16) is not first
+    halved = batch.take(list(range(16)))
+    assert sum(len(share.rows) for share in divided(halved, 4, role="actor") if share.rows is not None) == 16
+    longer = Ragged.from_lengths(torch.zeros(32 * 17 // 2, dtype=torch.int64), torch.tensor([16, 1] * 16))
+    grown = divided(batch.join(Batch.of(tokens={"response_ids": longer})), 4, role="actor")
+    assert grown is not first
+
+
 def test_without_uids_rows_are_consecutive():
     batch = BatchRef.of(Batch.of(rows={"scores": torch.zeros(7)}), LocalBackend())
     assert [len(part) for part in partition(batch, 3, role="judge") or []] == [3, 2, 2]

@@ -155,6 +155,8 @@ class Watch:
     def is_silent(self, host: Host) -> bool:
         """Whether a process has sent no heartbeat for too long, or for less long but is known to be stopped."""
         seconds = self._pulse.silent_seconds(host.heart)
+        if seconds <= self._options.hang_timeout_seconds:  # most hosts, of which the operating system is not asked
+            return False
         patience = self._options.hang_timeout_seconds * (1.0 if host.is_stopped() else _PATIENCE_FACTOR)
         if seconds <= patience:
             return False

@@ -1,0 +1,174 @@
+"""The backend of scale.py: the controller's messages to the ranks, sent to one process that plays them all.
+
+Everything above the backend is the real controller: dispatch, partition, references, futures and the call log. Each
+rank gets a message of its own, pickled separately, and each answer is unpickled, as between processes. Messages and
+answers are counted in bytes.
+"""
+
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import cast
+
+from record import environment
+
+from hybridflow.controller.backends.interface import Arguments, Broken, Handle, Pending, Stored
+from hybridflow.controller.call_log import CallLog
+from hybridflow.controller.resource_pool import ResourcePool
+from hybridflow.controller.worker import WorkerSpec
+from hybridflow.controller.worker_host import VALUE, AnswerForm
+from hybridflow.observability.calls import Span
+
+WORKERS = Path(__file__).with_name("scale_workers.py")
+_MOST_FREED = 4096
+
+
+class Reference:
+    """An object of the other process, which forgets it when the last reference to it ends."""
+
+    __slots__ = ("_freed", "ref")
+
+    def __init__(self, number: int, index: int, freed: list[tuple[int, int]]) -> None:
+        self.ref = (number, index)
+        self._freed = freed
+
+    def __del__(self) -> None:
+        self._freed.append(self.ref)
+
+
+class CrowdBackend:
+    """Ranks of one other process. `sent_bytes` and `received_bytes` count what passes through the driver."""
+
+    def __init__(self) -> None:
+        self.call_log = CallLog()
+        self.sent_bytes = self.received_bytes = self.num_messages = 0
+        self._number = 0
+        self._calls: dict[int, Pending] = {}
+        self._freed: list[tuple[int, int]] = []
+        self._folder = tempfile.TemporaryDirectory()
+        address = str(Path(self._folder.name) / "socket")
+        with Listener(address) as listener:
+            self._process = subprocess.Popen([sys.executable, str(WORKERS), address], env=environment())
+            self._connection: Connection = listener.accept()
+
+    def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
+        """Starts one stand-in per device of the pool."""
+        self._send("spawn", pool.name, pool.devices, spec)
+        return [Handle(spec.role, spec.role, rank, pool, None) for rank in range(pool.devices)]
+
+    def call(
+        self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE, number: int = 0
+    ) -> Pending:
+        """Sends the call to the rank."""
+        self._number += 1
+        target, sent = [handle.worker, handle.role, method], time.time()
+        taken = [stored.ref for stored in cast(tuple[Reference, ...], arguments.stored)]
+        place = (handle.pool.name, handle.rank)
+        self._send("call", self._number, *place, target, form, arguments.args, arguments.kwargs, taken)
+        packets = tuple(Reference(self._number, index, self._freed) for index in range(form.objects - 1))
+        pending = Pending(handle, method, self._number, packets, changes=form.changes, number=number, sent=sent)
+        self._calls[self._number] = pending
+        return pending
+
+    def wait(self, pending: Sequence[Pending]) -> list[object]:
+        """The values of some calls, as their answers arrive."""
+        for call in pending:
+            while not call.done:
+                self._read()
+        self.call_log.read(call.number for call in pending)
+        return [call.value for call in pending]
+
+    def has_ended(self, pending: Sequence[Pending]) -> bool:
+        """Whether all these calls have been answered."""
+        while self._connection.poll():
+            self._read()
+        return all(call.done for call in pending)
+
+    def put(self, value: object) -> Stored:
+        """Sends a value to the other process."""
+        self._number += 1
+        self._send("put", (self._number, 0), value)
+        return Reference(self._number, 0, self._freed)
+
+    def get(self, stored: Sequence[Stored]) -> list[object]:
+        """Values from the other process."""
+        self.wait(list(self._calls.values()))
+        self._send("get", [cast(Reference, value).ref for value in stored])
+        return cast(list, self._receive())
+
+    def stored(self) -> tuple[int, int]:
+        """The number of objects that the other process keeps, and their bytes."""
+        self.wait(list(self._calls.values()))
+        self._free()
+        self._send("count")
+        return cast(tuple[int, int], self._receive())
+
+    def drain_calls(self) -> list[Span]:
+        """The calls that have ended since the last drain."""
+        self.has_ended([])
+        return self.call_log.drain()
+
+    def mark(self) -> None:
+        """Does nothing: no step is abandoned."""
+
+    def is_changing(self) -> bool:
+        """False: no step is abandoned."""
+        return False
+
+    def abandon(self, seconds: float) -> bool:
+        """False: no step is abandoned."""
+        return False
+
+    def broken(self, seconds: float) -> Broken:
+        """No pool is."""
+        return Broken(frozenset(), is_unchanged=True)
+
+    def respawn(self, pools: Collection[str]) -> None:
+        """Does nothing."""
+
+    def devices(self) -> list[int]:
+        """One node."""
+        return [1]
+
+    def kill(self, handles: Sequence[Handle]) -> None:
+        """Does nothing: all ranks end together."""
+
+    def shutdown(self) -> None:
+        """Ends the other process."""
+        self._send("end")
+        self._process.wait(timeout=60.0)
+        self._connection.close()
+        self._folder.cleanup()
+
+    def _send(self, *message: object) -> None:
+        if len(self._freed) > _MOST_FREED:
+            self._free()
+        data = pickle.dumps(message, protocol=5)
+        self.sent_bytes += len(data)
+        self.num_messages += 1
+        self._connection.send_bytes(data)
+
+    def _free(self) -> None:
+        freed, self._freed[:] = list(self._freed), []
+        self._connection.send_bytes(pickle.dumps(("forget", freed), protocol=5))
+
+    def _receive(self) -> object:
+        data = self._connection.recv_bytes()
+        self.received_bytes += len(data)
+        return pickle.loads(data)
+
+    def _read(self) -> None:
+        """Notes the next answer, as `Watch` does for Ray."""
+        number, answer = cast(tuple, self._receive())
+        if number == "failed":
+            raise RuntimeError(f"a stand-in has failed:\n{answer}")
+        call = self._calls.pop(number)
+        call.done = True
+        call.value, *measured = answer
+        now = time.time()
+        self.call_log.answered(call.number, call.handle.rank, measured, node="node", sent=call.sent, now=now)

@@ -12,8 +12,10 @@ from workload import SIZES
 from hybridflow.batch import Batch
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling
+from hybridflow.config.training import TrainingEngine
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.interface import TrainEngine
+from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.models.geometry import ModelGeometry, parameter_count, read_geometry
 from hybridflow.models.packed_attention import packed_attention
 from hybridflow.models.packing import Packing
@@ -143,7 +145,8 @@ def update_speed(case: Case) -> list[Row]:
     tokens, context = int(lengths.sum()), float((lengths * (lengths + 1)).sum() / 2 / lengths.sum())
     rows = [Row("parameters", parameter_count(geometry) / 1e6, "M")]
     for kind in ["single", "fsdp", *(["megatron"] if find_spec("megatron") else [])]:
-        for choice in ("", "gradient_checkpointing", *(["compile"] if kind != "megatron" else [])):
+        compiles = TRAINING_ENGINES[TrainingEngine[kind]].compiles_layers
+        for choice in ("", "gradient_checkpointing", *(["compile"] if compiles else [])):
             chosen = {"gradient_checkpointing": False} | ({choice: True} if choice else {})
             engine = case.engine(
                 directory, kind, Dtype.bfloat16, case.device,

@@ -61,12 +61,17 @@ def pool_of(config: Experiment, role: str) -> str:
     return config.placement.roles.get(role) or fallback
 
 
+def is_critic(config: Experiment, role: str) -> bool:
+    """Whether a role is the critic, or one that a dataflow declares as another."""
+    return role == "critic" or (role in config.roles and config.roles[role].kind is RoleKind.critic)
+
+
 def training_of(config: Experiment, role: str) -> Training:
     """Training settings of a role, with engine and layout filled in. A reference has the layout of the actor."""
     own = config.roles.get(role)
-    is_critic = role == "critic" or (own is not None and own.kind is RoleKind.critic)
-    training = config.critic if is_critic else config.actor
-    if is_critic and training.engine is TrainingEngine.auto:
+    has_values = is_critic(config, role)
+    training = config.critic if has_values else config.actor
+    if has_values and training.engine is TrainingEngine.auto:
         training = replace(training, engine=config.actor.engine, parallelism=config.actor.parallelism)
     if role == "reward" or (own is not None and own.kind is RoleKind.reward_model):
         reward = config.reward
@@ -77,7 +82,7 @@ def training_of(config: Experiment, role: str) -> Training:
             offload_parameters=reward.offload_parameters,
         )
     if own is not None:
-        model = own.model if is_critic and own.model.path is not None else training.model
+        model = own.model if has_values and own.model.path is not None else training.model
         said = {name: vars(own)[name] for name in ("microbatch_tokens", "offload_parameters")}
         given = {name: value for name, value in said.items() if value is not None}
         training = replace(training, engine=own.engine, parallelism=own.parallelism, model=model, **given)

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from hybridflow.config.checks import placement_errors
-from hybridflow.config.derived import divisors, is_of_cpus, is_planned, pool_of, pool_sizes, training_mesh, training_of
+from hybridflow.config.derived import (
+    divisors,
+    is_critic,
+    is_of_cpus,
+    is_planned,
+    pool_of,
+    pool_sizes,
+    training_mesh,
+    training_of,
+)
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.placement import PlacementKind
@@ -54,8 +63,7 @@ def role_problems(config: Experiment, role: str) -> Iterator[ConfigError]:
             yield error
     traits = TRAINING_ENGINES[training.engine]
     if training.compile:
-        is_critic = role == "critic" or (own is not None and own.kind is RoleKind.critic)
-        yield from _compilation_errors("critic" if is_critic else "actor", section, training)
+        yield from _compilation_errors("critic" if is_critic(config, role) else "actor", section, training)
     has_adapter = training.lora.rank and (own is None or own.kind is RoleKind.critic)
     if has_adapter and not traits.trains_adapters:
         able = " or ".join(other.name for other, traits in TRAINING_ENGINES.items() if traits.trains_adapters)

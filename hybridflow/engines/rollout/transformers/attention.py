@@ -1,8 +1,11 @@
 """A model's forward pass in decoding: attention with one query per row, and a cache that grows in place."""
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -153,13 +156,22 @@ class GrowingLayer(DynamicLayer):
         """Moves each row to the left by its number of columns without a token, so that it begins in the first."""
         used = self.get_seq_length()
         index = (torch.arange(used, device=padding.device) + padding[:, None]).clamp(max=used - 1)
+        rows = torch.arange(len(padding), device=padding.device)[:, None]
         for buffer in self._buffers:
-            buffer[:, :, :used] = buffer[:, :, :used].take_along_dim(index[:, None, :, None], 2)
+            buffer[:, :, :used] = buffer.transpose(1, 2)[rows, index].transpose(1, 2)  # in whole vectors
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keeps the rows at the given positions, in that order; a position may occur several times."""
         self._buffers = [buffer[:, :, : self.get_seq_length()].index_select(0, indices) for buffer in self._buffers]
         self.keys, self.values = self._buffers
+
+    def extend(self, others: Sequence["GrowingLayer"]) -> None:
+        """Adds the rows of other layers; the last tokens of all rows are then in the same column."""
+        width = max(layer.get_seq_length() for layer in (self, *others))
+        for number in range(len(self._buffers)):
+            used = [layer._buffers[number][:, :, : layer.get_seq_length()] for layer in (self, *others)]
+            self._buffers[number] = torch.cat([F.pad(part, (0, 0, width - part.shape[2], 0)) for part in used])
+        self._show(width)
 
     def join(self, other: "GrowingLayer", places: Int64[Tensor, " N"]) -> None:
         """Puts the rows of another layer, which begin in the first column as well, into places of this one.
@@ -204,6 +216,11 @@ class GrowingCache(Cache):
         """Drops the padding [B] on the left of each row."""
         for layer in self._growing:
             layer.align(padding)
+
+    def extend(self, others: Sequence["GrowingCache"]) -> None:
+        """Adds the rows of other caches, padded on the left; tokens have only been appended so far."""
+        for number, layer in enumerate(self._growing):
+            layer.extend([other._growing[number] for other in others])
 
     def join(self, other: "GrowingCache", places: Int64[Tensor, " N"]) -> None:
         """Puts the rows of another cache into places of this one; both are aligned. Places at the end are added."""

@@ -14,9 +14,9 @@ from hybridflow.engines.rollout.requests import Request, Responses
 from hybridflow.engines.rollout.sampling import uniform_draws
 from hybridflow.engines.rollout.shell import ends_of
 from hybridflow.engines.rollout.stop_strings import StopSearch
-from hybridflow.engines.rollout.transformers.attention import GrowingCache, next_logits
-from hybridflow.engines.rollout.transformers.fixed import Drawn, FixedMemory, FixedStep, Prefill
+from hybridflow.engines.rollout.transformers.fixed import Drawn, FixedMemory, FixedStep
 from hybridflow.engines.rollout.transformers.growing import GrowingStep
+from hybridflow.engines.rollout.transformers.prompts import read_prompts
 
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
@@ -354,38 +354,3 @@ def _search_of(request: Request, tokenizer: PreTrainedTokenizerBase) -> StopSear
     search = StopSearch(tokenizer, request.sampling.stop, request.prompt.tolist())
     search.read(request.tokens.tolist())
     return search
-
-
-def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> Prefill:
-    """Runs the model on the prompts; a prompt that several adjacent rows share is read once."""
-    first, source = distinct_neighbors(prompts)
-    ids, mask = left_padded(prompts.select(first))
-    positions = (mask.cumsum(1) - 1).clamp(min=0).to(model.device)
-    # Without padding no mask is passed, which is the fast path of every attention kernel.
-    mask = None if bool(mask.all()) else mask.to(model.device)
-    cache = GrowingCache(model, limit_tokens)
-    logits, positions = next_logits(model, ids.to(model.device), positions, mask, cache), positions[:, -1:]
-    if len(source) > len(first):
-        source = source.to(model.device)
-        cache.batch_select_indices(source)
-        logits, positions = logits[source], positions[source]
-        mask = None if mask is None else mask[source]
-    return Prefill(logits, cache, mask, positions)
-
-
-def distinct_neighbors(prompts: Ragged) -> tuple[Int64[Tensor, " U"], Int64[Tensor, " B"]]:
-    """The rows whose prompt differs from the previous row's, and for each row the index of its prompt among them."""
-    padded, lengths = prompts.padded(-1), prompts.lengths
-    differs = torch.ones(len(prompts), dtype=torch.bool)
-    differs[1:] = (padded[1:] != padded[:-1]).any(1) | (lengths[1:] != lengths[:-1])
-    return differs.nonzero()[:, 0], differs.cumsum(0) - 1
-
-
-def left_padded(prompts: Ragged) -> tuple[Int64[Tensor, "U P"], Int64[Tensor, "U P"]]:
-    """Prompts that end in the same column, padded with token 0, and a mask that is 0 on padding."""
-    lengths = prompts.lengths
-    width = int(lengths.max())
-    mask = torch.arange(width) >= width - lengths[:, None]
-    ids = torch.zeros(len(prompts), width, dtype=torch.int64)
-    ids[mask] = prompts.values
-    return ids, mask.long()

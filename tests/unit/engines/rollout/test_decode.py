@@ -1,14 +1,52 @@
+import pytest
 import torch
 
 from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.transformers.attention import GrowingLayer, NextColumns
-from hybridflow.engines.rollout.transformers.decode import distinct_neighbors
+from hybridflow.engines.rollout.transformers.prompts import (
+    LEAST_SAVED,
+    distinct_neighbors,
+    parts_by_length,
+    read_prompts,
+)
+from tests.toys import token_rows, toy_model
 
 
 def test_equal_neighbors_are_one_prompt_and_equal_strangers_are_two():
     first, source = distinct_neighbors(Ragged.from_rows([[5, 6], [5, 6], [5], [5, 6], [5, 6], [5, 6, 7]], torch.int64))
     assert first.tolist() == [0, 2, 3, 5]
     assert source.tolist() == [0, 0, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "least_saved", "parts"),
+    [
+        ([7], 1, [[0]]),
+        ([5, 9, 6, 8], 1, [[0, 1, 2, 3]]),
+        ([4, 9, 5, 8, 1, 2], 1, [[1, 2, 3], [0], [5], [4]]),
+        ([4, 9, 5, 8, 1, 2], 15, [[1, 2, 3], [0, 4, 5]]),
+        ([4, 9, 5, 8, 1, 2], 16, [[1, 3, 2, 0, 5, 4]]),
+    ],
+)
+def test_prompts_half_as_long_are_read_apart_if_that_saves_enough(lengths, least_saved, parts):
+    found = parts_by_length(torch.tensor(lengths), least_saved)
+    assert [part.tolist() for part in found] == [sorted(part) for part in parts]
+
+
+def test_prompts_that_are_read_apart_have_the_state_of_those_read_together(monkeypatch):
+    model = toy_model("qwen3").eval()
+    prompts = token_rows([3, 60, 9, 4, 25, 2], seed=0).select(torch.tensor([0, 0, 1, 2, 3, 4, 4, 5]))
+    with torch.inference_mode():
+        monkeypatch.setitem(LEAST_SAVED, "cpu", 10_000)
+        together = read_prompts(model, prompts, 100)
+        monkeypatch.setitem(LEAST_SAVED, "cpu", 1)
+        apart = read_prompts(model, prompts, 100)
+    assert together.mask is not None and apart.mask is not None and torch.equal(together.mask, apart.mask)
+    assert torch.equal(together.positions, apart.positions)
+    assert torch.allclose(together.logits, apart.logits, atol=1e-5)
+    for one, other in zip(together.memories, apart.memories, strict=True):
+        seen = together.mask.bool()[:, None, :, None]
+        assert one.shape == other.shape and torch.allclose(one.where(seen, 0.0), other.where(seen, 0.0), atol=1e-5)
 
 
 def test_a_growing_layer_holds_what_joining_would_through_growth_and_selection():

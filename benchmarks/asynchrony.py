@@ -2,17 +2,18 @@
 
     python benchmarks/asynchrony.py [--experiments tail,task] [--seeds 3] [--minutes 30]
 
-`tail`: one response of 64 is ten times longer than the others, and a decoding step takes 50 ms, more than these models
-need on a CPU, because the virtual clock has no cost per row. Goal: with partial
-rollouts, steps at least 1.6 times as fast as synchronous ones, and within 10% of what a virtual clock predicts
-(`asynchrony_model.py`, with the seconds that the synchronous run has measured).
-`task`: the built-in task until it hardly learns any more, with responses as long as the model makes them. Goal: a final exact match within 0.03 of
-the synchronous run's, as means over the seeds.
+`tail`: one response of 64 is ten times longer than the others, and a decoding step takes 50 ms however many rows it
+has, as on the virtual clock and on a GPU with room for more rows. Goal: with partial rollouts, steps at least 1.6 times
+as fast as synchronous ones, and within 10% of what the virtual clock predicts (`asynchrony_model.py`, with the seconds
+that the synchronous run has measured).
+`task`: the built-in task until it learns slowly, with responses as long as the model makes them. Goal: a final exact
+match within 0.03 of the synchronous run's, as means over the seeds.
 
 Runs take turns: with each seed, `synchronous`, `ahead` (a batch ahead) and `partial` (`asynchrony.partial_rollouts`, up
-to 4 versions old). Appends one line per run to benchmarks/results/asynchrony.jsonl and skips those that have one with
-the same settings, so it can be stopped at any time; `--minutes` starts no run after that time. Ends with a table of all
-lines, and with status 1 if a goal is not reached.
+to 4 versions old; with a tail, two batches ahead).
+Appends one line per run to benchmarks/results/asynchrony.jsonl and skips those that have one with the same settings, so
+it can be stopped at any time; `--minutes` starts no run after that time. Ends with a table of all lines, and with status
+1 if a goal is not reached.
 """
 
 import argparse
@@ -38,9 +39,9 @@ LEAST_SPEED_UP, MOST_MODEL_ERROR, MOST_SCORE_LOST = 1.6, 0.10, 0.03
 WARM_UP = 3
 """Steps that are not counted: the first ones load code, and a run that goes ahead generates two batches in one."""
 
-SHORT, TAIL, SHARE, GROUPS, SAMPLES = 12, 10, 1 / 64, 8, 8
-"""With a tail: tokens of most responses, how many times longer the others are, the share of these, and the groups and
-samples of a step."""
+SHORT, TAIL, SHARE, GROUPS, SAMPLES, MILLISECONDS = 12, 10, 1 / 64, 8, 8, 50
+"""With a tail: tokens of most responses, how many times longer the others are, the share of these, the groups and
+samples of a step, and the duration of a decoding step."""
 
 ENGINE = """
 import time
@@ -61,7 +62,7 @@ class Tailed(TransformersEngine):
     def _step(self):
         began = time.monotonic()
         finished = super()._step()
-        time.sleep(max(0.0, 0.05 - (time.monotonic() - began)))
+        time.sleep(max(0.0, 0.001 * MILLISECONDS - (time.monotonic() - began)))
         return finished
 """
 COMMON = (
@@ -75,10 +76,8 @@ SYNCHRONOUS, PARTIAL = "synchronous", "partial"
 MODES: Mapping[str, Sequence[str]] = {
     SYNCHRONOUS: [],
     "ahead": ["asynchrony.max_staleness=1"],
-    PARTIAL: ["asynchrony={max_staleness: 4, ahead: 2, partial_rollouts: true}"],
+    PARTIAL: ["asynchrony={max_staleness: 4, partial_rollouts: true}"],
 }
-DEPTHS = {SYNCHRONOUS: (0, 0), PARTIAL: (2, 4)}
-"""Batches ahead and the largest staleness of the modes that the virtual clock can simulate."""
 
 
 def tokens_of_row(seed: int, uid: int, sample: int) -> int:
@@ -88,12 +87,16 @@ def tokens_of_row(seed: int, uid: int, sample: int) -> int:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run that is repeated in all modes; `longest` has the tokens of its longest response, by seed and uid."""
+    """A run that is repeated in all modes."""
 
     steps: int
     words: Sequence[str]
     groups: int
+    ahead: int
+    """Batches ahead of a step with partial rollouts."""
+
     longest: Callable[[int, int], int]
+    """The tokens of a group's longest response, by seed and uid."""
 
 
 EXPERIMENTS = {
@@ -101,14 +104,15 @@ EXPERIMENTS = {
         20,
         [
             f"data={{batch_size: {GROUPS}, max_response_tokens: {SHORT * TAIL}}}",
-            f"rollout={{engine: FOLDER/tailed.py:Tailed, samples_per_prompt: {SAMPLES}}}",
+            f"rollout={{engine: FOLDER/tailed_{MILLISECONDS}ms.py:Tailed, samples_per_prompt: {SAMPLES}}}",
             "actor.minibatch_size=8",
             "trainer.eval_every=0",
         ],
         GROUPS,
+        2,
         lambda seed, uid: max(tokens_of_row(seed, uid, sample) for sample in range(SAMPLES)),
     ),
-    "task": Experiment(60, ["actor.optimizer.learning_rate=1e-4", "trainer.eval_every=60"], 128, lambda *_: 8),
+    "task": Experiment(200, ["actor.optimizer.learning_rate=1e-4", "trainer.eval_every=200"], 128, 1, lambda *_: 8),
 }
 
 
@@ -161,14 +165,16 @@ def words_of(name: str, mode: str, seed: int) -> list[str]:
     """The settings of a run; FOLDER stands for its folder."""
     experiment = EXPERIMENTS[name]
     own = [f"trainer={{seed: {seed}, total_steps: {experiment.steps}}}"]
-    return [*COMMON, *experiment.words, *own, *MODES[mode]]
+    ahead = [f"asynchrony.ahead={experiment.ahead}"] if mode == PARTIAL else []
+    return [*COMMON, *experiment.words, *own, *MODES[mode], *ahead]
 
 
 def run(name: str, mode: str, seed: int) -> Line:
     """One run of the real command, in a process of its own."""
     words = words_of(name, mode, seed)
     with tempfile.TemporaryDirectory(prefix="asynchrony-") as folder:
-        Path(folder, "tailed.py").write_text(ENGINE.replace("SEED", str(seed)))
+        engine = ENGINE.replace("SEED", str(seed)).replace("MILLISECONDS", str(MILLISECONDS))
+        Path(folder, f"tailed_{MILLISECONDS}ms.py").write_text(engine)
         settings = [word.replace("FOLDER", folder) for word in (*words, "trainer.run_dir=FOLDER/run")]
         command = [sys.executable, "-m", "hybridflow", "grpo", *settings]
         ended = subprocess.run(command, env=environment(), cwd=HERE.parent, capture_output=True, text=True, check=False)
@@ -204,9 +210,9 @@ def predicted(line: Line, mode: str) -> Clock:
     longest = partial(experiment.longest, line.seed)
     decoded = [max(longest(uid) for uid in range(groups * i, groups * (i + 1))) for i in range(WARM_UP, steps)]
     learn, token = mean(step) - mean(generation), sum(generation) / sum(decoded)
-    if mode in DEPTHS:
-        queue = GroupQueue(groups, *DEPTHS[mode], steps)
-        overlaps = mode != SYNCHRONOUS
+    if mode in (SYNCHRONOUS, PARTIAL):
+        overlaps = mode == PARTIAL
+        queue = GroupQueue(groups, *((experiment.ahead, 4) if overlaps else (0, 0)), steps)
         found = simulated(longest, queue, overlaps=overlaps, token_seconds=token, learn_seconds=learn)[WARM_UP:]
         seconds, generating = (
             mean(values) for values in zip(*((s.seconds, s.rollout_seconds) for s in found), strict=True)

@@ -12,8 +12,8 @@ match within 0.03 of the synchronous run's, as means over the seeds.
 Runs take turns: with each seed, `synchronous`, `ahead` (a batch ahead) and `partial` (`asynchrony.partial_rollouts`, up
 to 4 versions old; with a tail, two batches ahead).
 Appends one line per run to benchmarks/results/asynchrony.jsonl and skips those that have one with the same settings, so
-it can be stopped at any time; `--minutes` starts no run after that time. Ends with a table of all lines, and with status
-1 if a goal is not reached.
+it can be stopped at any time; `--minutes` starts no run after that time. Ends with a table of all lines, and with
+status 1 if a goal is not reached.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from hybridflow.config.experiment import Experiment
-from hybridflow.errors import Faults
+from hybridflow.errors import Problems
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.other_systems.commands import TranslatedCommand, translated_text
 from hybridflow.launch.compose.trainers import known_command
@@ -60,11 +60,11 @@ def examples() -> Iterator[Example]:
     """Every script, translated and composed."""
     for said in yaml.safe_load(_LISTS.read_text(encoding="utf-8")):
         (command,) = translated_text(f"python3 -m verl.trainer.main_ppo {said['words']}", os.environ)
-        faults, here = Faults(collects=True), known_command(command.word)
-        composed = compose_run([*here.overrides, *command.overrides()], config_name=here.trainer, faults=faults)
-        faults.check([parallelism_problems], composed.config)
+        problems, here = Problems(collects=True), known_command(command.word)
+        composed = compose_run([*here.overrides, *command.overrides()], config_name=here.trainer, problems=problems)
+        problems.check([parallelism_problems], composed.config)
         count = sum("=" in word and not word.startswith("--") for word in said["words"].split())
-        yield Example(said, count, command, composed.config, [str(error) for error in faults.found])
+        yield Example(said, count, command, composed.config, [str(error) for error in problems.found])
 
 
 def table(found: Sequence[Example]) -> str:

@@ -54,11 +54,11 @@ Problem = HybridflowError | Advice
 """A problem that a rule finds: an error or a warning."""
 
 
-class Faults:
+class Problems:
     """The problems that the rules of a run find.
 
-        faults.check(RULES, plan)
-        with faults.caught():
+        problems.check(RULES, plan)
+        with problems.caught():
             data = load_data(plan)
 
     The first error is raised and warnings are logged or, with `collects`, all are collected.
@@ -111,17 +111,17 @@ class Faults:
             self.add(error)
 
 
-STRICT = Faults()
+STRICT = Problems()
 """Raises the first error, and logs warnings."""
 
 
 @contextmanager
-def raised_together() -> Iterator[Faults]:
+def raised_together() -> Iterator[Problems]:
     """Collects the errors of a block, then raises the first, with all others as its `further` errors."""
-    faults = Faults(collects=True)
-    yield faults
-    if faults.found:
-        first, *first.further = faults.found
+    problems = Problems(collects=True)
+    yield problems
+    if problems.found:
+        first, *first.further = problems.found
         raise first
 
 

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Literal
 
 from hybridflow.api.table import Row
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 
 
 class _Answer(Enum):
@@ -39,10 +39,10 @@ def after_step(callbacks: Callbacks) -> Callable[[int, dict[str, float]], bool]:
     return call_each
 
 
-def check_callbacks(callbacks: Callbacks, faults: Faults) -> None:
+def check_callbacks(callbacks: Callbacks, problems: Problems) -> None:
     """Adds a `ConfigError` for each callback that cannot be called with a step and its metrics."""
     for callback in _several(callbacks):
-        with faults.caught():
+        with problems.caught():
             _check(callback)
 
 

@@ -20,7 +20,7 @@ from hybridflow.config.section import leaves
 from hybridflow.config.stored_inputs import INPUTS_FOLDER
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.run import AfterStep
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.overrides import PYTHON, Typed, given_settings, parse_overrides
@@ -142,44 +142,46 @@ class Experiment:
         return SystemContext(partial(_composed, self, callbacks))
 
 
-def settings_in(experiment: Experiment, inputs: Inputs, faults: Faults = STRICT) -> tuple[str, Typed]:
+def settings_in(experiment: Experiment, inputs: Inputs, problems: Problems = STRICT) -> tuple[str, Typed]:
     """The trainer's configuration name and the settings of an experiment. Stores its objects among the inputs, whose
-    folder, if they have none, is in the run's directory. Adds the problems of objects and settings to `faults`."""
+    folder, if they have none, is in the run's directory. Adds the problems of objects and settings to `problems`."""
     _check_types(experiment)
     algorithm = experiment.algorithm
     command = _command(algorithm)
     implied = parse_overrides(command.overrides)
     before = Typed(implied.groups, [replace(setting, origin=PYTHON) for setting in implied.settings])
-    before = before.followed_by(with_files(experiment.files, [], config_name=command.trainer, faults=faults))
+    before = before.followed_by(with_files(experiment.files, [], config_name=command.trainer, problems=problems))
     inputs.folder = inputs.folder or _run_dir(experiment, command.trainer, before) / INPUTS_FOLDER
     settings: dict[str, object] = {}
     if not isinstance(algorithm, str) or is_own(algorithm):
-        with faults.caught():
+        with problems.caught():
             settings["dataflow"] = plain_value(algorithm, inputs, key="algorithm")
     written = dict(leaves(experiment.settings))
-    settings |= object_settings(experiment.objects, inputs, faults, written=written)
+    settings |= object_settings(experiment.objects, inputs, problems, written=written)
     for key, value in experiment.settings.items():
-        with faults.caught():
+        with problems.caught():
             settings[key] = plain_value(value, inputs, key=key)
-    return command.trainer, before.followed_by(given_settings(settings, faults))
+    return command.trainer, before.followed_by(given_settings(settings, problems))
 
 
-def _composed_in(experiment: Experiment, callbacks: Callbacks, inputs: Inputs, faults: Faults) -> tuple[Composed, bool]:
+def _composed_in(
+    experiment: Experiment, callbacks: Callbacks, inputs: Inputs, problems: Problems
+) -> tuple[Composed, bool]:
     """The configuration, with objects stored among the inputs, and whether the roles fit on the devices."""
-    check_callbacks(callbacks, faults)
-    name, typed = settings_in(experiment, inputs, faults)
-    return checked_composition(typed, config_name=name, faults=faults)
+    check_callbacks(callbacks, problems)
+    name, typed = settings_in(experiment, inputs, problems)
+    return checked_composition(typed, config_name=name, problems=problems)
 
 
 def _composed(experiment: Experiment, callbacks: Callbacks, inputs: Inputs) -> tuple[Composed, AfterStep]:
     """The checked configuration, with objects stored among the inputs, and what calls the callbacks. Raises all
     problems together."""
-    faults, composed = Faults(collects=True), None
-    with faults.caught():
-        composed, _ = _composed_in(experiment, callbacks, inputs, faults)
-    if composed is None or faults.found:
-        raise with_notes(faults.found)
-    STRICT.add(*faults.warnings)
+    problems, composed = Problems(collects=True), None
+    with problems.caught():
+        composed, _ = _composed_in(experiment, callbacks, inputs, problems)
+    if composed is None or problems.found:
+        raise with_notes(problems.found)
+    STRICT.add(*problems.warnings)
     return composed, after_step(callbacks)
 
 
@@ -215,10 +217,10 @@ def _run_dir(experiment: Experiment, config_name: str, before: Typed) -> Path:
     `model=` drops the built-in task, whose experiment name is part of the path: any path of a model does the same.
     """
     wanted = ("trainer.run_dir", "trainer.experiment", "model.path")
-    unread = Faults(collects=True)
+    unread = Problems(collects=True)
     given = {key: str(value) for key, value in leaves(experiment.settings) if isinstance(value, str | Path)}
     typed = before.followed_by(given_settings(given, unread))
     settings = [setting for setting in typed.settings if setting.key in wanted]
     if experiment.objects.get("model") is not None:
         settings += given_settings({"model.path": "given"}).settings
-    return run_dir(compose_run(Typed(typed.groups, settings), config_name=config_name, faults=unread).config)
+    return run_dir(compose_run(Typed(typed.groups, settings), config_name=config_name, problems=unread).config)

@@ -18,7 +18,7 @@ from hybridflow.config import fields
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.other_names import counterpart
 from hybridflow.config.paths import PREFIX, user_path
-from hybridflow.errors import STRICT, ConfigError, DataError, Faults, HybridflowError
+from hybridflow.errors import STRICT, ConfigError, DataError, HybridflowError, Problems
 from hybridflow.launch.compose.overrides import suggestion
 from hybridflow.models.loading import is_hub_name, one_line, quiet_transformers
 
@@ -65,7 +65,7 @@ _STAND_INS: dict[str, dict[str, object]] = {
 
 
 def object_settings(
-    objects: Objects, inputs: Inputs, faults: Faults = STRICT, *, written: Collection[str] = ()
+    objects: Objects, inputs: Inputs, problems: Problems = STRICT, *, written: Collection[str] = ()
 ) -> dict[str, object]:
     """The settings that stand for the objects; the objects themselves are stored among the inputs.
 
@@ -84,13 +84,13 @@ def object_settings(
     found: dict[str, object] = {}
     for name, given in objects.items():
         if name not in makers:
-            faults.add(_unknown(name, makers))
+            problems.add(_unknown(name, makers))
         elif given is not None:
-            before, made = len(faults.found), {}
-            with faults.caught(), _in_words(name):
+            before, made = len(problems.found), {}
+            with problems.caught(), _in_words(name):
                 made = makers[name](given)
-            faults.add(*_conflicts(name, made, written))
-            found |= made if len(faults.found) == before else _STAND_INS.get(name, {})
+            problems.add(*_conflicts(name, made, written))
+            found |= made if len(problems.found) == before else _STAND_INS.get(name, {})
     return found
 
 

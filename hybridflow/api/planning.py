@@ -13,7 +13,7 @@ from rich.console import Console
 from hybridflow.api.inputs import Inputs
 from hybridflow.api.table import Table
 from hybridflow.config.stored_inputs import INPUTS_FOLDER
-from hybridflow.errors import Advice, Faults, HybridflowError
+from hybridflow.errors import Advice, HybridflowError, Problems
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine, role_rows, say_examined
 from hybridflow.launch.planning import plan_on
@@ -24,7 +24,7 @@ from hybridflow.mapping.memory.phases import GIB
 from hybridflow.mapping.planner import Answer
 from hybridflow.observability.logs import configure_logging, logging_restored
 
-Compose = Callable[[Inputs, Faults], tuple[Composed, bool]]
+Compose = Callable[[Inputs, Problems], tuple[Composed, bool]]
 """Composes a run with its objects stored among the inputs; also returns whether the roles fit on the devices."""
 
 
@@ -121,20 +121,20 @@ def plan_of(compose: Compose, on: str | None = None) -> Plan:
 
     With `on`, which is `auto` or a cluster, also its predicted step there.
     """
-    faults = Faults(collects=True)
+    problems = Problems(collects=True)
     written = io.StringIO()
     console = Console(file=written, width=120, highlight=False, force_jupyter=False, color_system=None)
     composed, found, predicted = None, None, None
     with logging_restored(), tempfile.TemporaryDirectory(prefix="hybridflow-") as folder:
         configure_logging(None, logging.WARNING)
-        with faults.caught():
-            composed, has_layout = compose(Inputs(Path(folder)), faults)
-            found = examine(composed, faults, has_layout=has_layout)
-        with faults.caught():
+        with problems.caught():
+            composed, has_layout = compose(Inputs(Path(folder)), problems)
+            found = examine(composed, problems, has_layout=has_layout)
+        with problems.caught():
             if composed is not None and on is not None:
                 predicted = Prediction(plan_on(composed, None if on == "auto" else on)[1])
         plan = None if found is None else found.plan
         roles = Table([] if plan is None else role_rows(plan))
-        say_examined(found, faults, console)
+        say_examined(found, problems, console)
     text = written.getvalue().rstrip("\n").replace(f"{Path(folder)}/", f"{INPUTS_FOLDER}/")
-    return Plan(tuple(faults.found), tuple(faults.warnings), roles, text, predicted)
+    return Plan(tuple(problems.found), tuple(problems.warnings), roles, text, predicted)

@@ -11,7 +11,7 @@ from hybridflow.api.result import Result
 from hybridflow.dataflows.run import AfterStep
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.stopping import Stop
-from hybridflow.errors import STRICT, Faults, HybridflowError, explained
+from hybridflow.errors import STRICT, HybridflowError, Problems, explained
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.dry_run import examine
 from hybridflow.launch.execute import execute, opened_run
@@ -67,16 +67,16 @@ def interrupt(stop: Stop) -> None:
 
 def prepared_or_refused(composed: Composed) -> Prepared:
     """The prepared run; raises the first problem of one that cannot start, with all others as notes."""
-    faults, plan = Faults(collects=True), None
+    problems, plan = Problems(collects=True), None
     begin_log()
-    with faults.caught():
-        plan = checked_plan(composed, faults)
-        prepared = prepare_planned(plan, faults)
-        STRICT.add(*faults.warnings)
+    with problems.caught():
+        plan = checked_plan(composed, problems)
+        prepared = prepare_planned(plan, problems)
+        STRICT.add(*problems.warnings)
         return prepared
     if plan is None:
-        examine(composed, faults, has_layout=True)
-    raise with_notes(faults.found)
+        examine(composed, problems, has_layout=True)
+    raise with_notes(problems.found)
 
 
 def with_notes(found: Sequence[HybridflowError]) -> HybridflowError:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hybridflow.errors import ConfigError, Faults, ResourceError
+from hybridflow.errors import ConfigError, Problems, ResourceError
 from hybridflow.launch.command import ended_by_signals
 from hybridflow.observability.printable import PlainConsole
 
@@ -89,7 +89,7 @@ def _plan(arguments: argparse.Namespace, console: Console) -> int:
     command = TrainingCommand("ppo")
     if words and "=" not in words[0] and not is_run_file(words[0]):
         command = known_command(words.pop(0))
-    elif (found := read_run_files(files, Faults(collects=True)).command) is not None:
+    elif (found := read_run_files(files, Problems(collects=True)).command) is not None:
         command = TrainingCommand(found.trainer)
     typed = [*command.overrides, *(word for word in words if not is_run_file(word))]
     has_own_model = any(word.startswith("model.path=") and ":" not in word for word in typed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.command import ended_by_signals
 from hybridflow.observability.printable import PlainConsole
 
@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     command = TrainingCommand("ppo")
     if arguments.dataflow is not None:
         command = command_of_dataflow(arguments.dataflow)
-    elif (found := read_run_files(files, Faults(collects=True)).command) is not None:
+    elif (found := read_run_files(files, Problems(collects=True)).command) is not None:
         command = TrainingCommand(found.trainer)
     name = arguments.config_name or command.trainer
     typed = [*command.overrides, *(word for word in arguments.overrides if not is_run_file(word))]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.command import ended_by_signals
 from hybridflow.observability.printable import PlainConsole
 
@@ -60,17 +60,17 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"The script has {len(found)} commands.", remedy="Give one of them with --save.")
     out, status = PlainConsole(highlight=False), 0
     for number, command in enumerate(found):
-        faults = Faults(collects=True)
+        problems = Problems(collects=True)
         shown, unsaved = _command_line(["hybridflow", command.word, *command.overrides()]), []
-        _compose(command.overrides(), command.word, faults)
-        is_whole = not (command.found.missing or faults.found)
+        _compose(command.overrides(), command.word, problems)
+        is_whole = not (command.found.missing or problems.found)
         if arguments.save is not None and is_whole:
             _save(arguments.save, command.word, command.overrides())
             shown = f"hybridflow run {shlex.quote(str(arguments.save))}"
         elif arguments.save is not None:
             unsaved = [f"\n{arguments.save} is not written, because the command is not wholly translated."]
         lines = [*([""] if number else []), shown, *_remarks(command.found)]
-        lines += [*(f"\n{error.message}\n  {error.remedy}" for error in faults.found), *unsaved]
+        lines += [*(f"\n{error.message}\n  {error.remedy}" for error in problems.found), *unsaved]
         out.print("\n".join(lines), markup=False, soft_wrap=True)
         status = status if is_whole else 2
     return status
@@ -98,7 +98,7 @@ def _command_line(words: Sequence[str]) -> str:
     return line if len(line) <= _WIDTH else " \\\n  ".join([" ".join(quoted[:2]), *quoted[2:]])
 
 
-def _compose(overrides: Sequence[str], word: str, faults: Faults) -> None:
+def _compose(overrides: Sequence[str], word: str, problems: Problems) -> None:
     """Adds what hybridflow rejects in the translated command."""
     with ended_by_signals():
         from hybridflow.launch.compose.compose import compose_run
@@ -106,9 +106,9 @@ def _compose(overrides: Sequence[str], word: str, faults: Faults) -> None:
         from hybridflow.launch.rules.parallelism import parallelism_problems
 
     command = known_command(word)
-    with faults.caught():
-        composed = compose_run([*command.overrides, *overrides], config_name=command.trainer, faults=faults)
-        faults.check([parallelism_problems], composed.config)
+    with problems.caught():
+        composed = compose_run([*command.overrides, *overrides], config_name=command.trainer, problems=problems)
+        problems.check([parallelism_problems], composed.config)
 
 
 def _save(file: Path, word: str, overrides: Sequence[str]) -> None:

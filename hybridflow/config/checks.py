@@ -17,7 +17,7 @@ from hybridflow.config.paths import is_storage_url
 from hybridflow.config.ranges import check_ranges, reset
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.templates import template_parts
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 
 _COST_OF_THE_TASK = "hybridflow.rewards.functions.far_off.far_off"
 _KL, _CORRECTION = "algorithm.kl", "algorithm.correction"
@@ -26,12 +26,12 @@ _NOT_PRINTED = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories of control and format characters, surrogates and line separators."""
 
 
-def check(config: Experiment, faults: Faults = STRICT) -> None:
+def check(config: Experiment, problems: Problems = STRICT) -> None:
     """Adds a `ConfigError` for each rule that the configuration breaks."""
-    check_ranges(config, faults)
+    check_ranges(config, problems)
     for rule in (_data_errors, _input_errors):
         for error in rule(config):
-            faults.add(error)
+            problems.add(error)
             reset(config, error.key)  # later stages assume that these are right
     costs, algorithms = (_cost_errors, _pretraining_errors), (_kl_errors, _correction_errors)
     across = (
@@ -45,8 +45,8 @@ def check(config: Experiment, faults: Faults = STRICT) -> None:
         placement_errors,
     )
     for rule in (_row_errors, _sampling_errors, _name_errors, _choice_errors, *across):
-        faults.add(*rule(config))
-    faults.add(*asynchrony_errors(config.asynchrony))
+        problems.add(*rule(config))
+    problems.add(*asynchrony_errors(config.asynchrony))
 
 
 def elastic_errors(config: Experiment) -> Iterator[ConfigError]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import get_args, get_origin, get_type_hints
 
 from hybridflow.config.section import Section, sections_of
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,17 @@ def range_of(hint: object) -> Range | None:
     return next((part for item in items for part in get_args(item) if isinstance(part, Range)), None)
 
 
-def check_ranges(config: Section, faults: Faults = STRICT) -> None:
+def check_ranges(config: Section, problems: Problems = STRICT) -> None:
     """Adds a `ConfigError` for each setting of the section, or of sections inside it, that is outside its range.
 
     If errors are collected, such a setting is reset to its default, so that other rules can compute with it.
     """
     for prefix, section in sections_of(config):
         for name, allowed in _ranges(section):
-            known = len(faults.found)
-            with faults.caught(f"{prefix}{name}"):
+            known = len(problems.found)
+            with problems.caught(f"{prefix}{name}"):
                 _check(section, name, allowed, prefix)
-            if len(faults.found) > known:
+            if len(problems.found) > known:
                 reset(config, f"{prefix}{name}")
 
 
@@ -90,10 +90,10 @@ def reset(config: Section, key: str) -> None:
             setattr(section, name, vars(type(section)())[name])
 
 
-def check_fields(settings: object, prefix: str, faults: Faults = STRICT) -> None:
+def check_fields(settings: object, prefix: str, problems: Problems = STRICT) -> None:
     """Checks the fields of one dataclass, such as a dataflow's `Settings`; `prefix` is prepended to their names."""
     for name, allowed in _ranges(settings):
-        with faults.caught():
+        with problems.caught():
             _check(settings, name, allowed, prefix)
 
 

@@ -7,9 +7,9 @@ from typing import NoReturn
 from hybridflow.controller.futures import wait
 from hybridflow.dataflows.run import Run
 from hybridflow.elastic.claim import is_in_place
+from hybridflow.elastic.fault_recovery import kind_of
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.saving import Saving
-from hybridflow.elastic.survival import kind_of
 from hybridflow.errors import CheckpointError, HybridflowError, WorkerDied, WorkerHangs
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last
@@ -96,10 +96,10 @@ class Checkpointing:
 
         Records uploads that failed and have succeeded since as survived faults.
         """
-        mirror, survival = self._run.mirror, self._run.survival
-        if mirror is not None and survival is not None:
+        mirror, recovery = self._run.mirror, self._run.recovery
+        if mirror is not None and recovery is not None:
             for outage in mirror.outages():
-                survival.survived(outage.error, step=self.step, seconds=outage.seconds)
+                recovery.survived(outage.error, step=self.step, seconds=outage.seconds)
         if self._saving is not None:
             if self._saving.is_done:
                 self._note(self._saving)

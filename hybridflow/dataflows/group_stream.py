@@ -20,7 +20,7 @@ from hybridflow.dataflows.ahead import PROMPTS
 from hybridflow.dataflows.discards import Discards
 from hybridflow.dataflows.group_rollout import GroupRollout
 from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups
-from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue, GroupState
+from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue, GroupState, collectable
 from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.length_ratio import LengthRatio
@@ -329,17 +329,15 @@ class GroupStream:
             self._collect()
 
     def _collect(self) -> None:
-        """Calls `collect` for groups that have finished: no fewer than the ranks of a role.
-
-        Nor may fewer be left: if few are running, some of the newest finished ones wait for them.
-        """
-        least = min(self._run.num_devices, self._queue.groups_per_step)
+        """Calls `collect` for groups that have finished."""
         steps = self._run.trainer.total_steps - self._step
-        left = steps * self._queue.groups_per_step - len(self._collected) - len(self._finished)
-        running = len(self._queue.of(GroupState.running)) - len(self._finished)
-        wait = max(0, least - running) if running else 0
-        uids = sorted(self._finished)[: max(0, len(self._finished) - wait)]
-        if not uids or len(uids) < least or 0 < left < least - wait:
+        uids = collectable(
+            self._finished,
+            running=len(self._queue.of(GroupState.running)) - len(self._finished),
+            left=steps * self._queue.groups_per_step - len(self._collected) - len(self._finished),
+            least=min(self._run.num_devices, self._queue.groups_per_step),
+        )
+        if not uids:
             return
         self._finished = [uid for uid in self._finished if uid not in uids]
         batch = self._sampler.answered(Batch.concat([self._prompts[uid] for uid in uids]), self._finished_rows(uids))

@@ -123,6 +123,19 @@ class GroupQueue:
         return [group for group in self.of(GroupState.running) if group.decode_steps >= decode_steps]
 
 
+def collectable(finished: Iterable[int], *, running: int, left: int, least: int) -> list[int]:
+    """Those of the finished groups that can be collected now, the oldest ones; each rank of a role must get one.
+
+    If any, they are at least `least`, and so are all that can be collected after them, unless these were the last:
+    `left` counts the groups that the run still needs besides the finished ones, of which `running` have begun. While
+    few are running, the newest finished ones therefore wait for them.
+    """
+    wait = max(0, least - running) if running else 0
+    uids = sorted(finished)
+    taken = uids[: max(0, len(uids) - wait)]
+    return [] if len(taken) < least or 0 < left < least - wait else taken
+
+
 def least_loaded(loads: Sequence[int], sizes: Sequence[int]) -> list[int]:
     """The replica of each new group of some rows, one after another: the one with the fewest rows, or the first."""
     loads, chosen = list(loads), []

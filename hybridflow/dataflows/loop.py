@@ -19,9 +19,9 @@ from hybridflow.dataflows.training_samples import TrainingSamples
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.claim import check_in_place, is_in_place, let_go
 from hybridflow.elastic.devices import NewPlan
-from hybridflow.elastic.faults import fault_point
+from hybridflow.elastic.fault_recovery import FaultRecovery
+from hybridflow.elastic.kill_points import kill_point
 from hybridflow.elastic.stopping import Abandoned
-from hybridflow.elastic.survival import Survival
 from hybridflow.errors import HybridflowError, NoRoom, NumericError
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
@@ -103,13 +103,13 @@ class Loop:
             yield
             self.saved.complete()
         except Abandoned as abandoned:
-            is_evaluating, survival = self._unlogged is not None, self._run.survival
+            is_evaluating, recovery = self._unlogged is not None, self._run.recovery
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
-            if self._is_restoring and survival is not None:  # the state is incomplete
+            if self._is_restoring and recovery is not None:  # the state is incomplete
                 self._abandoned = "the recovery from a fault"
                 with suppress(HybridflowError):
                     self.saved.end(abandoned)
-                survival.ended()
+                recovery.ended()
             elif self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
                 self.save()
             self.saved.complete()
@@ -185,7 +185,7 @@ class Loop:
                 if not is_evaluated and run.trainer.eval_every:
                     self.evaluate()
             self.log_step()
-        fault_point("step_done")
+        kill_point("step_done")
         is_asked = stop.signal is not None and run.trainer.save_every > 0
         if is_asked or self.saved.is_owed or is_due(run.trainer.save_every, self._step, is_last=is_last):
             self.save()
@@ -209,8 +209,8 @@ class Loop:
         """Does a part of a step again after each fault, unless the run then continues from an earlier step."""
         while True:
             step = self._step
-            if self._run.survival is not None:
-                self._run.survival.reached(step)
+            if self._run.recovery is not None:
+                self._run.recovery.reached(step)
             try:
                 return act()
             except Exception as error:  # noqa: BLE001 (the policy of its kind decides; if none does, it is raised)
@@ -223,10 +223,10 @@ class Loop:
 
         If the policy says so, the batch of step `at` is left out from now on.
         """
-        survival = self._run.survival
-        if survival is None or not survival.can_survive(error, step=at + 1, done=self._step):
+        recovery = self._run.recovery
+        if recovery is None or not recovery.can_survive(error, step=at + 1, done=self._step):
             raise error
-        if survival.leaves_out_batch and self._ahead.is_alone:
+        if recovery.leaves_out_batch and self._ahead.is_alone:
             if at in self._left_out:  # the copy in memory may be damaged
                 self._snapshots.last = None
             self._left_out.append(at)
@@ -236,20 +236,20 @@ class Loop:
             with self._run.stop.abandonable(lambda: True, usual_seconds=None):
                 self._is_restoring = True
                 self._run.stop.check()
-                self._restore(survival)
+                self._restore(recovery)
                 self._is_restoring = False
         except NoRoom as lost:
             with suppress(HybridflowError):
-                if survival.is_kept:  # the trained models are on other nodes
+                if recovery.is_kept:  # the trained models are on other nodes
                     self._save_and_finish()
             raise NewPlan from lost
         except Exception as further:  # noqa: BLE001 (as above)
             self._recover(further, at=at)
 
-    def _restore(self, survival: Survival) -> None:
+    def _restore(self, recovery: FaultRecovery) -> None:
         run, kept = self._run, self._snapshots.last
         has_copy = kept is not None or self.saved.has_begun
-        is_kept = survival.replace(has_copy=has_copy)
+        is_kept = recovery.replace(has_copy=has_copy)
         if not is_kept:
             self.saved.end(None)
         source = ""
@@ -263,14 +263,14 @@ class Loop:
             source = "the checkpoint"
         else:
             if has_copy:  # it is lost, so all trained models start from scratch
-                survival.replace(has_copy=False)
+                recovery.replace(has_copy=False)
             self._go_to(0, self._start)
             source = "the beginning"
         if not is_kept:
             run.tracker.rewind(self._step, is_unlogged=self._unlogged is not None)
         run.dataflow.last_batch = None
         run.timers.reset()
-        survival.continued(step=self._step, source=source)
+        recovery.continued(step=self._step, source=source)
 
     @contextmanager
     def stepping(self) -> Iterator[Batch]:

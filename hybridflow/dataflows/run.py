@@ -12,9 +12,9 @@ from hybridflow.dataflows.evaluation import Decode, Evaluate
 from hybridflow.dataflows.interface import BatchStream, Dataflow
 from hybridflow.dataflows.roles import Policy, Trainable
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.fault_recovery import FaultRecovery
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.stopping import Stop
-from hybridflow.elastic.survival import Survival
 from hybridflow.errors import Advice
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.trace import CallTrace
@@ -77,7 +77,7 @@ class Run:
     stop: Stop = field(default_factory=Stop)
     mirror: Mirror | None = None
     """Copies checkpoints to a URL; None without `trainer.checkpoint_url`."""
-    survival: Survival | None = None
+    recovery: FaultRecovery | None = None
     """Decides how the run continues after faults; without it, it ends at the first."""
     report: Callable[[], None] = lambda: None
     begun: Callable[[], None] = lambda: None

@@ -36,14 +36,14 @@ class Snapshots:
 
     def keep(self, step: int, state: Callable[[], Mapping[str, object]]) -> None:
         """Copies the trained state, and that of the driver, if that is due."""
-        run, survival = self._run, self._run.survival
-        if survival is None or not survival.is_snapshot_due:
+        run, recovery = self._run, self._run.recovery
+        if recovery is None or not recovery.is_snapshot_due:
             return
         started = time.perf_counter()
         with run.timers.stage("snapshot"):
             roles = {name: role.snapshot().result() for name, role in run.learners.items()}
         self.last = Snapshot(step, deepcopy(state()), roles)
-        survival.snapshot_taken(time.perf_counter() - started)
+        recovery.snapshot_taken(time.perf_counter() - started)
         run.trace.skip()
 
     def restore(self) -> bool:

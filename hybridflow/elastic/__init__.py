@@ -11,6 +11,6 @@ Nothing half-written is ever visible: `storage` writes to a temporary directory,
 
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.compatibility import check_compatible
-from hybridflow.elastic.recovery import resolve_resume, set_aside
+from hybridflow.elastic.resuming import resolve_resume, set_aside
 
 __all__ = ["Checkpoint", "CheckpointStore", "check_compatible", "resolve_resume", "set_aside"]

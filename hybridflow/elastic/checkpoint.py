@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybridflow.elastic import driver_state as json_state
 from hybridflow.elastic.claim import is_held
-from hybridflow.elastic.faults import fault_point
+from hybridflow.elastic.kill_points import kill_point
 from hybridflow.elastic.manifest import DRIVER_STATE, MANIFEST, Manifest, Parts, verify, write_manifest
 from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.storage import delete, settle, write_aside
@@ -71,11 +71,11 @@ class CheckpointStore:
         state = json_state.dumps(driver_state | {"step": step})
         final = self.place(step)
         with write_aside(final) as partial:
-            fault_point("write_begun")
+            kill_point("write_begun")
             parts = write(partial)
-            fault_point("parts_written")
+            kill_point("parts_written")
             (partial / DRIVER_STATE).write_text(state)
-            fault_point("before_manifest")
+            kill_point("before_manifest")
             write_manifest(partial, parts, step=step, world=self.world)
         self._prune(just_written=final)
         return final

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from hybridflow.elastic.faults import fault_point
+from hybridflow.elastic.kill_points import kill_point
 from hybridflow.errors import CheckpointError, HybridflowError, ResourceError
 from hybridflow.observability.full_disk import why_full
 
@@ -38,9 +38,9 @@ def write_aside(final: Path) -> Iterator[Path]:
         settle(final.parent)
         partial.mkdir(parents=True)
         yield partial
-        fault_point("before_flush")
+        kill_point("before_flush")
         _flush_tree(partial)
-        fault_point("before_rename")
+        kill_point("before_rename")
         _put_in_place(partial, final)
     except BaseException as error:
         explained = _explained(error, final, partial)
@@ -56,9 +56,9 @@ def delete(directory: Path) -> None:
     If the process is killed meanwhile, the directory no longer has its name, and `settle` deletes it.
     """
     doomed = _aside(directory, "deleted")
-    fault_point("before_delete")
+    kill_point("before_delete")
     os.rename(directory, doomed)
-    fault_point("during_delete")
+    kill_point("during_delete")
     _remove(doomed)
 
 
@@ -114,10 +114,10 @@ def _put_in_place(partial: Path, final: Path) -> None:
     replaced = _aside(final, "replaced") if os.path.lexists(final) else None
     if replaced is not None:
         os.rename(final, replaced)
-        fault_point("between_renames")
+        kill_point("between_renames")
     os.rename(partial, final)
     _flush(final.parent)
-    fault_point("after_rename")
+    kill_point("after_rename")
     if replaced is not None:
         try:
             _remove(replaced)

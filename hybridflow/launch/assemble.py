@@ -22,11 +22,11 @@ from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Policy, Sampler, Scorer, Trainable
 from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.fault_recovery import FaultHistory, FaultRecovery
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import remote_checkpoints
 from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.stopping import Stop
-from hybridflow.elastic.survival import FaultHistory, Survival
 from hybridflow.launch.plan.data import RunData, with_precomputed
 from hybridflow.launch.plan.dataflow import calling
 from hybridflow.launch.plan.plan import RunPlan
@@ -101,7 +101,7 @@ def assemble(
         stop=stop,
         report=report,
         begun=begun,
-        survival=_survival(prepared, backend, groups, history),
+        recovery=_fault_recovery(prepared, backend, groups, history),
     )
 
 
@@ -132,10 +132,10 @@ def mirror_of(trainer: Trainer, store: CheckpointStore, stack: ExitStack) -> Mir
     return mirror
 
 
-def _survival(
+def _fault_recovery(
     prepared: Prepared, backend: Backend, groups: Mapping[str, WorkerGroup], history: FaultHistory
-) -> Survival:
-    return Survival(
+) -> FaultRecovery:
+    return FaultRecovery(
         backend,
         trainer=prepared.plan.config.trainer,
         learner_pools={groups[name].pool.name for name in prepared.plan.trained},

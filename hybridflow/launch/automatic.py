@@ -11,7 +11,7 @@ import torch
 from hybridflow.config.derived import leaves_open, num_devices
 from hybridflow.config.placement import ParallelismKind, PlacementKind
 from hybridflow.elastic.compatibility import is_other_run
-from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError, ResourceError
+from hybridflow.errors import STRICT, ConfigError, HybridflowError, Problems, ResourceError
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.overrides import given_settings
 from hybridflow.launch.given_sizes import given_problems
@@ -40,16 +40,16 @@ _PLANNED_FROM = ("actor.", "critic.", "data.", "model.", "placement.", "reward."
 
 
 def plan_fully(
-    composed: Composed, faults: Faults = STRICT, *, device: str | None = None, before: RunPlan | None = None
+    composed: Composed, problems: Problems = STRICT, *, device: str | None = None, before: RunPlan | None = None
 ) -> RunPlan:
     """The plan of a run with every placement and layout that it leaves to hybridflow. Logs them.
 
     `before` is the plan of a run that may change its devices; nothing is logged if the number stays the same.
     """
     is_decided = before is None and not leaves_open(composed.config)
-    plan = plan_run(composed, faults, device=device, has_layouts=is_decided)
+    plan = plan_run(composed, problems, device=device, has_layouts=is_decided)
     if not is_automatic(plan):
-        return plan if is_decided else replace(plan_run(plan.composed, faults, device=plan.device), asked=composed)
+        return plan if is_decided else replace(plan_run(plan.composed, problems, device=plan.device), asked=composed)
     check_not_placed_twice(plan)
     request = request_of(plan, trace_step(plan), devices_of(plan))
     for problem in given_problems(plan, request):
@@ -63,7 +63,7 @@ def plan_fully(
     elif num_devices(planned.config) != num_devices(before.config):
         logger.info("old plan: %s", "; ".join(_lines_of(before)))
         logger.info("new plan: %s", "; ".join(_lines_of_planned(found.plans[0])))
-    return replace(plan_run(planned, faults, device=plan.device), asked=composed)
+    return replace(plan_run(planned, problems, device=plan.device), asked=composed)
 
 
 def with_plan(plan: RunPlan, best: PlannedStep) -> Composed:

@@ -108,29 +108,30 @@ def _dry_run(flags: "CommandLine", console: "Console", on_composed: "OnComposed"
     with ended_by_signals(_BEFORE_THE_RUN):
         from rich.text import Text
 
-        from hybridflow.errors import Faults
+        from hybridflow.errors import Problems
         from hybridflow.launch.checked import checked_composition
         from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems
         from hybridflow.observability.formatting import counted
 
-    faults, composed, has_layout = Faults(collects=True), None, False
-    with faults.caught():
+    problems, composed, has_layout = Problems(collects=True), None, False
+    with problems.caught():
         named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
-        composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
+        composed, has_layout = checked_composition(flags.typed(problems), **named, problems=problems)
         on_composed(composed)
-    say_problems(console, faults.found)
-    wrong = {key for error in faults.found for key in (error.key, *error.among)} - {"model.path"}  # it implies no task
+    say_problems(console, problems.found)
+    keys = {key for error in problems.found for key in (error.key, *error.among)}
+    wrong = keys - {"model.path"}  # it implies no task
     is_all_wrong = composed is not None and composed.user_keys <= wrong
-    if composed is None or (faults.found and flags.config_dir is None and is_all_wrong):
+    if composed is None or (problems.found and flags.config_dir is None and is_all_wrong):
         console.print(LEFT_TO_CHECK)
     else:
         with ended_by_signals(_BEFORE_THE_RUN):
             from hybridflow.launch.dry_run import examine, say_examined
             from hybridflow.observability.logs import configure_logging
         configure_logging(None, logging.WARNING)
-        before = len(faults.found)
-        say_examined(examine(composed, faults, has_layout=has_layout), faults, console, begin=before)
-    count, warned = len(faults.found), len(faults.warnings)
+        before = len(problems.found)
+        say_examined(examine(composed, problems, has_layout=has_layout), problems, console, begin=before)
+    count, warned = len(problems.found), len(problems.warnings)
     verdict = (counted(count, "problem"), "bold red") if count else ("no errors found", "bold green")
     warnings = f", {counted(warned, 'warning')}" if warned else ""
     console.print(Text.assemble(verdict, f"{warnings}; nothing was started"))

@@ -11,7 +11,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.derived import is_of_cpus, optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.placement import Pool
-from hybridflow.errors import Faults, HybridflowError
+from hybridflow.errors import HybridflowError, Problems
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.messages import LEFT_TO_CHECK, say_problems, say_warnings
 from hybridflow.launch.plan.data import file_problems
@@ -47,63 +47,63 @@ class Examination:
     """How each file is read, and how many of its rows are kept, in the words of a run."""
 
 
-def say_examined(found: Examination | None, faults: Faults, console: Console, *, begin: int = 0) -> None:
+def say_examined(found: Examination | None, problems: Problems, console: Console, *, begin: int = 0) -> None:
     """Prints the problems from number `begin`, the warnings, the roles, the data, and how the run would start.
 
     `found` is None if the run could not be composed.
     """
-    say_problems(console, faults.found, begin=begin)
-    say_warnings(console, faults.warnings)
+    say_problems(console, problems.found, begin=begin)
+    say_warnings(console, problems.warnings)
     plan = None if found is None else found.plan
     console.print(LEFT_TO_CHECK if plan is None else _overview(plan), soft_wrap=True)
     if found is not None and found.data:
         console.print(Text("\n").join([Text("data", "bold"), *found.data]))
     if found is not None and found.length is not None:
         console.print(found.length, soft_wrap=True)
-    if found is not None and found.start is not None and not faults.found:
+    if found is not None and found.start is not None and not problems.found:
         console.print(f"The run {found.start}.", soft_wrap=True)
 
 
-def examine(composed: Composed, faults: Faults, *, has_layout: bool, device: str | None = None) -> Examination:
-    """Adds the problems of the plan, the models, the data and the functions to `faults`; starts nothing.
+def examine(composed: Composed, problems: Problems, *, has_layout: bool, device: str | None = None) -> Examination:
+    """Adds the problems of the plan, the models, the data and the functions to `problems`; starts nothing.
 
     `has_layout`: the roles fit on the devices. Otherwise there is no plan. `device` is `cpu` or `cuda`, by default what
     `trainer.device` chooses here.
     """
     # A setting with an error was left out, so that its value is not the user's.
-    composed = replace(composed, user_keys=composed.user_keys - {error.key for error in faults.found})
+    composed = replace(composed, user_keys=composed.user_keys - {error.key for error in problems.found})
     plan, data, start, said = None, None, None, list[Text]()
-    has_dataflow = all(error.key != "dataflow" for error in faults.found)
-    with faults.caught():
-        plan = checked_plan(composed, faults, device=device) if has_layout and has_dataflow else None
+    has_dataflow = all(error.key != "dataflow" for error in problems.found)
+    with problems.caught():
+        plan = checked_plan(composed, problems, device=device) if has_layout and has_dataflow else None
     if plan is None:
-        _check_unplanned(composed.config, faults, has_dataflow=has_dataflow)
+        _check_unplanned(composed.config, problems, has_dataflow=has_dataflow)
     else:
-        with faults.caught(), data_lines_held() as lines:
-            data = checked_data(plan, faults)
+        with problems.caught(), data_lines_held() as lines:
+            data = checked_data(plan, problems)
         said = _data_lines(lines)
-        with faults.caught():
-            plan = plan if data is None else checked_length(plan, data, faults)
+        with problems.caught():
+            plan = plan if data is None else checked_length(plan, data, problems)
             start = start_in_words(plan, data)
     length = None if plan is None or data is None else length_in_words(plan, data)
     return Examination(plan, start, length, said)
 
 
-def _check_unplanned(config: Experiment, faults: Faults, *, has_dataflow: bool) -> None:
+def _check_unplanned(config: Experiment, problems: Problems, *, has_dataflow: bool) -> None:
     """Adds the problems that can be found without a plan."""
     dataflow = None
-    faults.check([file_problems], config)
-    with faults.caught():
+    problems.check([file_problems], config)
+    with problems.caught():
         Models(config, []).directory(ACTOR)
-    faults.add(*unknown_trackers(config.trainer.trackers))
-    with faults.caught():
+    problems.add(*unknown_trackers(config.trainer.trackers))
+    with problems.caught():
         dataflow = find_dataflow(config.dataflow) if has_dataflow else None
-    faults.check([minibatch_problems, reward_function_problems], config, dataflow)
+    problems.check([minibatch_problems, reward_function_problems], config, dataflow)
     if dataflow is not None:
-        with faults.caught():
-            make_settings(dataflow, config.dataflow_settings, faults)
-        named_functions(config, dataflow, faults)
-        faults.check([unknown_roles, *DATAFLOW_RULES], config, dataflow)
+        with problems.caught():
+            make_settings(dataflow, config.dataflow_settings, problems)
+        named_functions(config, dataflow, problems)
+        problems.check([unknown_roles, *DATAFLOW_RULES], config, dataflow)
 
 
 def role_rows(plan: RunPlan) -> list[dict[str, str]]:

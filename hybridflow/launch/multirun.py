@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridflow.config.derived import run_dir
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.checked import checked_composition
 from hybridflow.launch.compose.command_line import CommandLine, parse_command_line
 from hybridflow.launch.compose.compose import Composed, compose_run
@@ -48,14 +48,14 @@ def run_sweep(
     0 if all are done, 1 if one failed (the others are run), 2 if a run cannot begin (none is), that of `status_after`
     if a signal stopped the sweep.
     """
-    faults = Faults(collects=True)
-    runs = _checked(_planned(flags, faults), faults, console, device_of)
-    is_sound = not faults.found
+    problems = Problems(collects=True)
+    runs = _checked(_planned(flags, problems), problems, console, device_of)
+    is_sound = not problems.found
     if flags.dry_run or not is_sound:
         for run in runs if is_sound else []:
             console.print(Text(f"  {run.name}  {from_here(run.run_dir)}"), soft_wrap=True)
         found = f"{counted(len(runs), 'run')}, no errors found"
-        verdict = found if is_sound else counted(len(faults.found), "problem")
+        verdict = found if is_sound else counted(len(problems.found), "problem")
         console.print(Text(f"{verdict}; nothing was started", "bold green" if is_sound else "bold red"))
         return 0 if is_sound else 2
     results = Results(runs)
@@ -100,24 +100,24 @@ def _execute(place: int, run: SweptRun, results: Results) -> int | None:
     return received[0] if received else None
 
 
-def _planned(flags: CommandLine, faults: Faults) -> list[SweptRun]:
+def _planned(flags: CommandLine, problems: Problems) -> list[SweptRun]:
     """The runs of a sweep, each in a directory of its own below `trainer.run_dir`, or `runs/<experiment>-sweep`, and at
     a URL of its own below `trainer.checkpoint_url`."""
-    found = combinations(flags.overrides, faults, config_dir=flags.config_dir)
-    with faults.caught():
+    found = combinations(flags.overrides, problems, config_dir=flags.config_dir)
+    with problems.caught():
         if any(_RUN_DIR in combination.values for combination in found):
             raise ConfigError(
                 f"{_RUN_DIR} has several values.", remedy="Give one: each run gets a directory of its own below it."
             )
-    if not found or faults.found:
+    if not found or problems.found:
         return []
     is_named = any(text.partition("=")[0] == _RUN_DIR for text in flags.overrides)
-    unread, named = Faults(collects=True), {"config_name": flags.config_name, "config_dir": flags.config_dir}
-    first = compose_run(replace(flags, overrides=list(found[0].settings)).typed(unread), **named, faults=unread)
+    unread, named = Problems(collects=True), {"config_name": flags.config_name, "config_dir": flags.config_dir}
+    first = compose_run(replace(flags, overrides=list(found[0].settings)).typed(unread), **named, problems=unread)
     directory = Path("runs", f"{first.config.trainer.experiment}-sweep").absolute()
     if is_named or first.config.trainer.run_dir:
         directory = run_dir(first.config)
-    with faults.caught():
+    with problems.caught():
         if (directory / CONFIG_FILE).exists():
             raise ConfigError(
                 f"{_RUN_DIR}={directory} holds a single run.",
@@ -139,24 +139,24 @@ def _planned_run(flags: CommandLine, combination: Combination, directory: Path, 
     return SweptRun(combination, directory, tuple(words))
 
 
-def _checked(runs: Sequence[SweptRun], faults: Faults, console: Console, device_of: DeviceOf) -> list[SweptRun]:
+def _checked(runs: Sequence[SweptRun], problems: Problems, console: Console, device_of: DeviceOf) -> list[SweptRun]:
     """The runs with their plans, checked as `--dry-run` does; prints each problem once, with the runs that have it."""
     configure_logging(None, logging.ERROR)
     where: dict[str, list[str]] = {}
     checked: list[SweptRun] = []
     for run in runs:
-        own = Faults(collects=True)
+        own = Problems(collects=True)
         with own.caught():
             checked.append(replace(run, plan=_plan(run, own, device_of)))
         for problem in own.found:
             where.setdefault(problem.message, []).append(run.name)
-        faults.add(*own.found, *own.warnings)
-    for place, problem in enumerate(faults.found):
-        say_problems(console, faults.found[: place + 1], begin=place)
+        problems.add(*own.found, *own.warnings)
+    for place, problem in enumerate(problems.found):
+        say_problems(console, problems.found[: place + 1], begin=place)
         names = where.get(problem.message, [])
         if names and len(names) < len(runs):
             console.print(Text(f"In {len(names)} of {len(runs)} runs: {_described(names, runs)}"), soft_wrap=True)
-    say_warnings(console, faults.warnings)
+    say_warnings(console, problems.warnings)
     return checked
 
 
@@ -171,12 +171,12 @@ def _described(names: Sequence[str], runs: Sequence[SweptRun]) -> str:
     return "; ".join(names)
 
 
-def _plan(run: SweptRun, faults: Faults, device_of: DeviceOf) -> RunPlan | None:
+def _plan(run: SweptRun, problems: Problems, device_of: DeviceOf) -> RunPlan | None:
     """The plan of a run without problems."""
     command, *words = run.words
     flags = parse_command_line(words, program=f"hybridflow {command}", command=known_command(command))
     named = {"config_name": flags.config_name, "config_dir": flags.config_dir}
-    composed, has_layout = checked_composition(flags.typed(faults), **named, faults=faults)
-    if not has_layout or faults.found:
+    composed, has_layout = checked_composition(flags.typed(problems), **named, problems=problems)
+    if not has_layout or problems.found:
         return None
-    return examine(composed, faults, has_layout=has_layout, device=device_of(composed)).plan
+    return examine(composed, problems, has_layout=has_layout, device=device_of(composed)).plan

@@ -18,8 +18,8 @@ from hybridflow.controller.cloud_notices import notice_of, stop_for_notice, watc
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.run import AfterStep, Outcome, Run
 from hybridflow.elastic.devices import ElasticDevices, NewPlan
+from hybridflow.elastic.fault_recovery import FaultHistory
 from hybridflow.elastic.stopping import Stop
-from hybridflow.elastic.survival import FaultHistory
 from hybridflow.errors import HybridflowError
 from hybridflow.launch.assemble import assemble
 from hybridflow.launch.messages import Finished
@@ -104,8 +104,8 @@ class OpenedRun:
             self._prepared = prepared_under(devices.plan, self._prepared, self._positions)
             self._roles = self._stack.enter_context(_started(self._prepared, context))
         except HybridflowError:
-            if self.run.survival is not None:
-                self.run.survival.ended()
+            if self.run.recovery is not None:
+                self.run.recovery.ended()
             raise
 
 
@@ -163,8 +163,8 @@ def _note_start(run: Run, context: RunContext, *, step: int) -> None:
     total = run.trainer.total_steps
     if not context.moved:
         logger.info("all roles have started%s", f"; {step} of {total} steps are done" if total else "")
-    if context.moved and context.history.open and run.survival is not None:
-        run.survival.continued(step=step, source="the checkpoint" if step else "the beginning", plan=context.moved)
+    if context.moved and context.history.open and run.recovery is not None:
+        run.recovery.continued(step=step, source="the checkpoint" if step else "the beginning", plan=context.moved)
     elif context.moved:
         seconds = time.monotonic() - context.moved_at
         logger.warning("new plan with %s after %.1f s; the run continues after step %d", context.moved, seconds, step)

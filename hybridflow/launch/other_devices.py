@@ -10,8 +10,8 @@ from hybridflow.config.derived import num_devices
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import hold
 from hybridflow.elastic.devices import ElasticDevices
-from hybridflow.elastic.recovery import CONFIG_FILE
-from hybridflow.errors import Faults
+from hybridflow.elastic.resuming import CONFIG_FILE
+from hybridflow.errors import Problems
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan import defaults
 from hybridflow.launch.plan.defaults import with_devices
@@ -41,11 +41,11 @@ def _plan_on(plan: RunPlan, counts: Sequence[int]) -> RunPlan:
     """The plan of the same run for nodes with these numbers of devices; for those that it asks for, the first plan."""
     trainer = plan.asked.config.trainer
     is_asked = list(counts) == [trainer.devices] * trainer.nodes
-    faults = Faults(collects=True)  # no warnings: they have been logged when the run began
+    problems = Problems(collects=True)  # no warnings: they have been logged when the run began
     with _without_choices():
-        found = checked_plan(plan.asked if is_asked else with_devices(plan.asked, counts), faults, before=plan)
-    if faults.found:
-        raise faults.found[0]
+        found = checked_plan(plan.asked if is_asked else with_devices(plan.asked, counts), problems, before=plan)
+    if problems.found:
+        raise problems.found[0]
     return found
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hybridflow.elastic.checkpoint import Checkpoint
 from hybridflow.elastic.compatibility import Fingerprints
-from hybridflow.errors import STRICT, Faults, HybridflowError
+from hybridflow.errors import STRICT, HybridflowError, Problems
 from hybridflow.launch.automatic import plan_fully
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import RunData, load_data
@@ -48,17 +48,17 @@ def begin_log() -> None:
     log_start()
 
 
-def prepare_planned(plan: RunPlan, faults: Faults = STRICT) -> Prepared:
+def prepare_planned(plan: RunPlan, problems: Problems = STRICT) -> Prepared:
     """Checks the data of a planned run by all rules, and opens the run directory.
 
-    With `faults` that collect, all problems are found before the first of them is raised.
+    With `problems` that collect, all problems are found before the first of them is raised.
     """
-    data = checked_data(plan, faults)
-    plan = checked_length(plan, data, faults)
-    if faults.found:
-        with faults.caught():
+    data = checked_data(plan, problems)
+    plan = checked_length(plan, data, problems)
+    if problems.found:
+        with problems.caught():
             start_in_words(plan, data)
-        raise faults.found[0]
+        raise problems.found[0]
     if (length := length_in_words(plan, data)) is not None:
         logger.info("%s", length)
     inputs = fingerprints(plan)
@@ -67,35 +67,35 @@ def prepare_planned(plan: RunPlan, faults: Faults = STRICT) -> Prepared:
 
 
 def checked_plan(
-    composed: Composed, faults: Faults = STRICT, *, device: str | None = None, before: RunPlan | None = None
+    composed: Composed, problems: Problems = STRICT, *, device: str | None = None, before: RunPlan | None = None
 ) -> RunPlan:
     """The plan of a run, checked by all rules that need no data; for `device` see `plan_run`, for `before`
     `plan_fully`."""
-    plan = plan_fully(composed, faults, device=device, before=before)
-    faults.check(PLAN_RULES, plan)
+    plan = plan_fully(composed, problems, device=device, before=before)
+    problems.check(PLAN_RULES, plan)
     if composed.config.trainer.epochs is None:
-        faults.check(LENGTH_RULES, plan)
+        problems.check(LENGTH_RULES, plan)
     return plan
 
 
-def checked_length(plan: RunPlan, data: RunData, faults: Faults = STRICT) -> RunPlan:
+def checked_length(plan: RunPlan, data: RunData, problems: Problems = STRICT) -> RunPlan:
     """The plan with the total steps that `trainer.epochs` gives, if it is set, checked by the rules on them."""
     if plan.config.trainer.epochs is None or not plan.config.trainer.total_steps:
         return plan
     plan = with_length(plan, data)
-    faults.check(LENGTH_RULES, plan)
+    problems.check(LENGTH_RULES, plan)
     return plan
 
 
-def checked_data(plan: RunPlan, faults: Faults = STRICT) -> RunData:
+def checked_data(plan: RunPlan, problems: Problems = STRICT) -> RunData:
     """The data of a run, which the dataflow's step, the reward functions and the layouts can handle."""
     of_step = [step_problems] if plan.config.trainer.total_steps else []
     try:
         data = load_data(plan)
     except HybridflowError:
-        faults.check([*of_step, *DATA_RULES], plan, None)
+        problems.check([*of_step, *DATA_RULES], plan, None)
         raise
     if of_step:
-        faults.check(of_step, plan, data.streams["prompts"].peek())
-    faults.check(DATA_RULES, plan, data)
+        problems.check(of_step, plan, data.streams["prompts"].peek())
+    problems.check(DATA_RULES, plan, data)
     return data

@@ -12,7 +12,7 @@ from hybridflow.config.derived import num_devices
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Device
 from hybridflow.config.stored_inputs import found_in
-from hybridflow.errors import ConfigError, DataError, Faults
+from hybridflow.errors import ConfigError, DataError, Problems
 from hybridflow.launch.automatic import as_recorded, devices_of
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.files import file_content
@@ -128,8 +128,8 @@ class RecordedRun:
 
     def searched_on(self, cluster: Cluster, workload: Workload) -> Answer:
         """The plans that a search finds for the settings that the user gave the run, and these rows."""
-        trainer, unread = self.plan.composed.trainer, Faults(collects=True)  # secrets are not in a run's record
-        typed = with_files([self.run_dir / CONFIG_FILE], [], config_name=trainer, faults=unread)
+        trainer, unread = self.plan.composed.trainer, Problems(collects=True)  # secrets are not in a run's record
+        typed = with_files([self.run_dir / CONFIG_FILE], [], config_name=trainer, problems=unread)
         _, request = request_on(compose_run(typed, config_name=trainer), cluster)
         return answer(replace(request, workload=workload))
 

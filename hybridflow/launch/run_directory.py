@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import check_in_place, check_unclaimed, claim, hold, release
 from hybridflow.elastic.compatibility import Fingerprints
-from hybridflow.elastic.recovery import CONFIG_FILE, holds_run, keep_inputs, resolve_resume, set_aside, set_later_aside
 from hybridflow.elastic.remote import RemoteCheckpoints, remote_checkpoints
+from hybridflow.elastic.resuming import CONFIG_FILE, holds_run, keep_inputs, resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import CheckpointError, ResourceError
 from hybridflow.launch.compose.help import config_text
 from hybridflow.launch.plan.data import RunData

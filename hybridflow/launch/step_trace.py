@@ -24,9 +24,9 @@ from hybridflow.errors import (
     Advice,
     BatchError,
     ConfigError,
-    Faults,
     HybridflowError,
     Problem,
+    Problems,
     WorkerError,
     explained,
 )
@@ -59,15 +59,15 @@ def step_problems(plan: RunPlan, rows: Batch | None) -> Iterator[Problem]:
     """
     if not is_own(plan.config.dataflow):
         return
-    faults = Faults(collects=True)
+    problems = Problems(collects=True)
     try:
-        trace_step(plan, rows, faults)
+        trace_step(plan, rows, problems)
     except NotFollowedError as error:
         yield Advice(error.message, remedy=error.remedy)
     except BatchError:
         if rows is not None:
             raise
-    yield from faults.warnings
+    yield from problems.warnings
 
 
 def plan_to_show(composed: Composed) -> RunPlan:
@@ -78,11 +78,11 @@ def plan_to_show(composed: Composed) -> RunPlan:
     return plan
 
 
-def trace_step(plan: RunPlan, rows: Batch | None = None, faults: Faults = STRICT) -> Trace:
+def trace_step(plan: RunPlan, rows: Batch | None = None, problems: Problems = STRICT) -> Trace:
     """Runs one step of the planned dataflow over stand-ins. Starts no worker, reads no data and no model.
 
     A user's own dataflow runs a second step as well, which is checked but not drawn. With `rows` of the run's data, the
-    step can use their further columns. Adds warnings to `faults`.
+    step can use their further columns. Adds warnings to `problems`.
     """
     config, dataflow, settings = plan.config, plan.dataflow, plan.settings
     backend = TracingBackend()
@@ -97,7 +97,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None, faults: Faults = STRICT
         program.wants_old_logprobs = plan.wants_old_logprobs
         program.streams = {"prompts": stream, "pretraining": texts}
         calls = _stepped(config, program, stream.next(), backend)
-        check_followed(plan, program, calls, faults)
+        check_followed(plan, program, calls, problems)
         if is_own(config.dataflow):
             program.iteration = 1
             check_versions(config, program, calls, _stepped(config, program, stream.next(), backend))

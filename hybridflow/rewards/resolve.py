@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hybridflow.config.nearest import did_you_mean, known_settings
 from hybridflow.config.reward import Reward
 from hybridflow.config.user_code import ending_forks, load_member
-from hybridflow.errors import STRICT, ConfigError, Faults, raised_together
+from hybridflow.errors import STRICT, ConfigError, Problems, raised_together
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.rewards.bound import BoundReward, described
 from hybridflow.rewards.dialects import (
@@ -32,7 +32,7 @@ _KEY = "reward.functions"
 _PLAIN = (bool, int, float, str, list, dict, type(None))
 
 
-def resolve_functions(config: Reward, faults: Faults = STRICT) -> list[BoundReward]:
+def resolve_functions(config: Reward, problems: Problems = STRICT) -> list[BoundReward]:
     """The functions of `reward.functions`, with their dialects; adds a `ConfigError` for each that cannot be called."""
     if not config.functions:
         raise ConfigError(
@@ -41,7 +41,7 @@ def resolve_functions(config: Reward, faults: Faults = STRICT) -> list[BoundRewa
         )
     resolved = []
     for setting, label in zip(config.functions, labels_of(config), strict=True):
-        with faults.caught():
+        with problems.caught():
             resolved.append(_resolved(setting, label, config.settings.get(label, {})))
     return resolved
 
@@ -56,7 +56,7 @@ def labels_of(config: Reward) -> list[str]:
     return labels
 
 
-def check_settings(rewards: Sequence[Reward], faults: Faults = STRICT) -> None:
+def check_settings(rewards: Sequence[Reward], problems: Problems = STRICT) -> None:
     """Adds a `ConfigError` for `reward.settings` of a function that the run does not use and that is not built in."""
     labels = [label for reward in rewards for label in labels_of(reward)]
     for name in dict.fromkeys(name for reward in rewards for name in reward.settings):
@@ -66,7 +66,7 @@ def check_settings(rewards: Sequence[Reward], faults: Faults = STRICT) -> None:
             unknown = f"reward.settings.{name}: no function of the run is called '{name}'."
             hint = did_you_mean(name, [*labels, *BUILT_IN])
             remedy = f"{hint}Functions: {', '.join(labels)}." if labels else "Leave it out: the run has no functions."
-            faults.add(ConfigError(unknown, remedy=remedy))
+            problems.add(ConfigError(unknown, remedy=remedy))
             continue
         logger.warning("reward.settings.%s has no effect: reward.functions does not name it", name)
 
@@ -163,15 +163,15 @@ def _checked_settings(function: Function, given: object, *, key: str, names: Col
         how = f" Write {key}.name=value." if names else ""
         raise ConfigError(f"{key}={given!r} must be a mapping.", remedy=f"{known}{how}")
     kinds = _kinds(function)
-    with raised_together() as faults:
+    with raised_together() as problems:
         for name, value in given.items():
             wanted = kinds.get(name, ())
             if name not in names:
                 remedy = f"{did_you_mean(name, names)}{known}"
-                faults.add(ConfigError(f"There is no setting '{key}.{name}'.", remedy=remedy))
+                problems.add(ConfigError(f"There is no setting '{key}.{name}'.", remedy=remedy))
             elif wanted and not any(_is_of(value, kind) for kind in wanted):
                 remedy = f"Give {' or '.join('null' if kind is type(None) else kind.__name__ for kind in wanted)}."
-                faults.add(ConfigError(f"{key}.{name}={value!r} is of type {type(value).__name__}.", remedy=remedy))
+                problems.add(ConfigError(f"{key}.{name}={value!r} is of type {type(value).__name__}.", remedy=remedy))
     return {str(name): value for name, value in given.items()}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import LARGEST_SCORE, Reward
-from hybridflow.errors import STRICT, ConfigError, Faults, RewardError
+from hybridflow.errors import STRICT, ConfigError, Problems, RewardError
 from hybridflow.observability.activity import ACTIVITY, FOREVER
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.rewards.dialects import FILTER_SCORES, as_list
@@ -57,8 +57,8 @@ class RewardScorer:
         scored = scorer.score(prompts, completions, {"answer": answers})
     """
 
-    def __init__(self, config: Reward, faults: Faults = STRICT) -> None:
-        self.functions = resolve_functions(config, faults)
+    def __init__(self, config: Reward, problems: Problems = STRICT) -> None:
+        self.functions = resolve_functions(config, problems)
         self._weights = list(config.weights) or [1.0] * len(config.functions)
         assert len(self._weights) == len(config.functions), f"weights {self._weights} for {config.functions}"
         self._budget = config.error_budget
@@ -73,7 +73,7 @@ class RewardScorer:
         return [function.label for function in self.functions]
 
     def check_columns(
-        self, columns: Collection[str], faults: Faults = STRICT, *, data: str = "the data", remedy: str = ""
+        self, columns: Collection[str], problems: Problems = STRICT, *, data: str = "the data", remedy: str = ""
     ) -> None:
         """Adds a `ConfigError` for each column that a function requires and the data, named `data`, does not have."""
         for function in self.functions:
@@ -83,13 +83,13 @@ class RewardScorer:
                     remedy=f"{did_you_mean(name, columns)}The columns are: {', '.join(columns)}. Rename the parameter "
                     f"or the column, or give the parameter a default.{remedy}",
                 )
-                faults.add(error)
+                problems.add(error)
 
-    def check_servers(self, faults: Faults = STRICT) -> None:
+    def check_servers(self, problems: Problems = STRICT) -> None:
         """Adds a `ConfigError` for each reward server of which no address can be reached."""
         for function in self.functions:
             if isinstance(function.function, RemoteReward):
-                with faults.caught():
+                with problems.caught():
                     function.function.check_reachable()
 
     def start(self) -> None:

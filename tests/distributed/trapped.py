@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from hybridflow.elastic.faults import VARIABLE
+from hybridflow.elastic.kill_points import VARIABLE
 from tests.distributed.processes import Processes
 from tests.distributed.runs import Ended, Row, metric_rows, reproducible, run_here, small_run
 

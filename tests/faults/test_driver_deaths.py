@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hybridflow.elastic.faults import VARIABLE
+from hybridflow.elastic.kill_points import VARIABLE
 from hybridflow.observability.ending import read_ending
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from tests.distributed.processes import Processes

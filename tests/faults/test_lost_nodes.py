@@ -59,7 +59,7 @@ def test_processes_of_a_lost_node_start_on_another_one_if_there_is_one():
 IN_COLLECTIVE = """
 import json, os, signal, sys, time
 from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
-from hybridflow.elastic.survival import kind_of
+from hybridflow.elastic.fault_recovery import kind_of
 from hybridflow.errors import WorkerError
 from tests.unit.controller.workers import Talker
 

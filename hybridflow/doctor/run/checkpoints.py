@@ -9,7 +9,7 @@ from hybridflow.doctor.finding import Finding, ok, skipped, warning
 from hybridflow.doctor.run.directory import RunDirectory
 from hybridflow.elastic.checkpoint import step_name, step_of
 from hybridflow.elastic.manifest import verify
-from hybridflow.elastic.recovery import CONFIG_FILE
+from hybridflow.elastic.resuming import CONFIG_FILE
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.formatting import counted
 from hybridflow.parallel.file_records import files_below

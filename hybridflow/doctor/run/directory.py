@@ -13,7 +13,7 @@ import yaml
 
 from hybridflow.elastic.checkpoint import CheckpointStore, named_step, step_of
 from hybridflow.elastic.claim import is_claimed
-from hybridflow.elastic.recovery import CONFIG_FILE, FILES_OF_A_RUN
+from hybridflow.elastic.resuming import CONFIG_FILE, FILES_OF_A_RUN
 from hybridflow.errors import DataError
 from hybridflow.observability.ending import UNRECORDED, Ending, read_ending
 from hybridflow.observability.fault_ledger import FAULTS_FILE

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hybridflow.doctor.finding import Finding, ok, warning
 from hybridflow.doctor.run.directory import RunDirectory
-from hybridflow.elastic.recovery import CONFIG_FILE
+from hybridflow.elastic.resuming import CONFIG_FILE
 from hybridflow.errors import DataError
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.log_lines import damaged_lines

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from hybridflow.environments.adapters.interface import Adapter, Make, Methods, accepted, methods_of
+from hybridflow.environments.adapters.interface import Adapter, Methods, accepted, methods_of, wrapped_by
 from hybridflow.environments.interface import awaited
 
 
@@ -48,8 +48,4 @@ def _recognizes(methods: Methods) -> bool:
     return {parameter.name for parameter in named} <= {"seed", "options"}
 
 
-def _adapted(make: Make) -> Callable[..., object]:
-    return lambda **settings: GymnasiumEnvironment(make, settings)  # pyright: ignore[reportArgumentType]
-
-
-GYMNASIUM = Adapter("an environment in the form of Gymnasium or GEM", _recognizes, _adapted)
+GYMNASIUM = Adapter("an environment in the form of Gymnasium or GEM", _recognizes, wrapped_by(GymnasiumEnvironment))

@@ -27,6 +27,11 @@ class Adapter:
     """Its episodes use `Model.info`."""
 
 
+def wrapped_by(environment: Callable[..., object]) -> Callable[[Make], Callable[..., object]]:
+    """The `adapted` of an adapter whose environments are `environment(make, settings)`."""
+    return lambda make: lambda **settings: environment(make, settings)
+
+
 def methods_of(kind: type) -> Methods:
     """The functions among the attributes of a class and its base classes."""
     found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}

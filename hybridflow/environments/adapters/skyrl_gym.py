@@ -6,7 +6,7 @@ The class is called with `env_config`, which is `environment.settings`, and `ext
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from hybridflow.environments.adapters.interface import Adapter, Make, Methods, accepted, methods_of
+from hybridflow.environments.adapters.interface import Adapter, Methods, accepted, methods_of, wrapped_by
 from hybridflow.environments.interface import awaited
 from hybridflow.errors import EpisodeError
 
@@ -55,8 +55,4 @@ def _recognizes(methods: Methods) -> bool:
     return {"init", "step"} <= set(methods) and "reset" not in methods
 
 
-def _adapted(make: Make) -> Callable[..., object]:
-    return lambda **settings: SkyRLEnvironment(make, settings)  # pyright: ignore[reportArgumentType]
-
-
-SKYRL_GYM = Adapter("an environment of SkyRL-Gym", _recognizes, _adapted)
+SKYRL_GYM = Adapter("an environment of SkyRL-Gym", _recognizes, wrapped_by(SkyRLEnvironment))

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from hybridflow.environments.adapters.interface import Adapter, Make, Methods, accepted, methods_of
+from hybridflow.environments.adapters.interface import Adapter, Methods, accepted, methods_of, wrapped_by
 from hybridflow.environments.interface import Message, Observation, awaited
 from hybridflow.environments.tools import function_tool
 
@@ -61,8 +61,4 @@ def _recognizes(methods: Methods) -> bool:
     return takes_columns and has_tools
 
 
-def _adapted(make: Make) -> Callable[..., object]:
-    return lambda **settings: TRLEnvironment(make, settings)  # pyright: ignore[reportArgumentType]
-
-
-TRL = Adapter("an environment of TRL (environment_factory)", _recognizes, _adapted)
+TRL = Adapter("an environment of TRL (environment_factory)", _recognizes, wrapped_by(TRLEnvironment))

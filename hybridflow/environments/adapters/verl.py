@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from hybridflow.environments.adapters.interface import Adapter, Make, Methods, methods_of
+from hybridflow.environments.adapters.interface import Adapter, Methods, methods_of, wrapped_by
 from hybridflow.environments.tools import CallableTool, ToolAnswer
 
 
@@ -82,8 +82,4 @@ def _recognizes(methods: Methods) -> bool:
     return {"create", "execute", "release"} <= set(methods)
 
 
-def _adapted(make: Make) -> Callable[..., object]:
-    return lambda **settings: VerlToolEnvironment(make, settings)  # pyright: ignore[reportArgumentType]
-
-
-VERL_TOOL = Adapter("a tool of verl (BaseTool)", _recognizes, _adapted)
+VERL_TOOL = Adapter("a tool of verl (BaseTool)", _recognizes, wrapped_by(VerlToolEnvironment))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hybridflow.config import fields
 from hybridflow.config.nearest import did_you_mean
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.compose.overrides import Typed, suggestion
 from hybridflow.launch.compose.run_files import COMMAND, read_run_files, with_files
 from hybridflow.launch.compose.trainers import JOBS, OPTIONS, TrainingCommand, is_run_file
@@ -36,10 +36,10 @@ class CommandLine:
     is_unnamed: bool = False
     """Whether neither the command line nor a run file names a command, as in `hybridflow run --help`."""
 
-    def typed(self, faults: Faults = STRICT) -> Typed:
+    def typed(self, problems: Problems = STRICT) -> Typed:
         """The settings of its run files, and then its own."""
-        faults.add(*map(no_option, self.unknown))
-        return with_files(self.files, self.overrides, config_name=self.config_name, faults=faults)
+        problems.add(*map(no_option, self.unknown))
+        return with_files(self.files, self.overrides, config_name=self.config_name, problems=problems)
 
 
 def parse_command_line(argv: Sequence[str], *, program: str, command: TrainingCommand | None) -> CommandLine:
@@ -99,10 +99,10 @@ def _command_of(files: Sequence[Path], others: Sequence[str], *, is_help: bool) 
     if not files:
         found = f"'{others[0]}' is not a run file" if others else "There is no run file"
         raise ConfigError(f"{found}.", remedy="Write hybridflow run FILE.yaml, or hybridflow ppo.")
-    faults = Faults(collects=True)
-    found = read_run_files(files, faults).command
+    problems = Problems(collects=True)
+    found = read_run_files(files, problems).command
     if found is None:
-        STRICT.add(*faults.found)
+        STRICT.add(*problems.found)
         names = ", ".join(map(str, files))
         raise ConfigError(
             f"{names} names no command.",

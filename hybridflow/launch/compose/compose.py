@@ -24,7 +24,7 @@ from hybridflow.config.roles import DescribesRoles, Role
 from hybridflow.config.section import leaves, sealed
 from hybridflow.config.stored_inputs import found_in
 from hybridflow.config.user_code import load_member
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.compose.files import apply_settings, read_files, wrong_value
 from hybridflow.launch.compose.overrides import (
     OF_THE_USER,
@@ -75,19 +75,19 @@ class Composed:
 
 
 def compose_run(
-    overrides: Sequence[str] | Typed, *, config_name: str, config_dir: Path | None = None, faults: Faults = STRICT
+    overrides: Sequence[str] | Typed, *, config_name: str, config_dir: Path | None = None, problems: Problems = STRICT
 ) -> Composed:
     """The checked, sealed configuration of `config_name` with overrides: texts of the command line, or settings.
 
-    Raises `ConfigError` for invalid settings. With `faults` that collect, a setting that cannot be read is left out and
-    reported there, as are broken rules.
+    Raises `ConfigError` for invalid settings. With `problems` that collect, a setting that cannot be read is left out
+    and reported there, as are broken rules.
     """
     directory = config_dir.resolve() if config_dir else config_directory()
     if not (directory / f"{config_name}.yaml").is_file():
         found = ", ".join(sorted(path.stem for path in directory.glob("*.yaml"))) or "none"
         raise ConfigError(f"There is no {config_name}.yaml in {directory}.", remedy=f"Configurations there: {found}.")
-    typed = overrides if isinstance(overrides, Typed) else parse_overrides(overrides, faults)
-    return _compose(_with_resumed_inputs(typed), config_name, directory, faults)
+    typed = overrides if isinstance(overrides, Typed) else parse_overrides(overrides, problems)
+    return _compose(_with_resumed_inputs(typed), config_name, directory, problems)
 
 
 def _with_resumed_inputs(typed: Typed) -> Typed:
@@ -100,25 +100,25 @@ def _with_resumed_inputs(typed: Typed) -> Typed:
     return replace(typed, settings=moved)
 
 
-def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) -> Composed:
+def _compose(typed: Typed, config_name: str, directory: Path, problems: Problems) -> Composed:
     """Begins again without a setting whose interpolation cannot be resolved, once it is reported."""
     try:
-        whole, in_files = read_files(config_name, directory, typed, {}, faults)
+        whole, in_files = read_files(config_name, directory, typed, {}, problems)
     except ConfigError as error:
-        known = len(faults.found)
-        typed = replace(typed, groups=_found_groups(config_name, directory, typed, faults))
-        faults.add(*([error] if len(faults.found) == known else []))
-        whole, in_files = read_files(config_name, directory, typed, {}, faults)
+        known = len(problems.found)
+        typed = replace(typed, groups=_found_groups(config_name, directory, typed, problems))
+        problems.add(*([error] if len(problems.found) == known else []))
+        whole, in_files = read_files(config_name, directory, typed, {}, problems)
     user_keys = frozenset([*in_files, *(s.key for s in typed.settings if s.origin in OF_THE_USER)])
     places = {**in_files, **{setting.key: setting.place for setting in typed.settings}}
-    own, described = Faults(collects=True), {}
+    own, described = Problems(collects=True), {}
     with own.caught("dataflow"):
         described = _described(whole, typed.settings)
     if described:
-        whole, _ = read_files(config_name, directory, typed, described, faults)
+        whole, _ = read_files(config_name, directory, typed, described, problems)
     _drop_other_kinds(whole, typed.settings)
     before = _leaves(whole)
-    apply_settings(whole, typed.settings, faults)
+    apply_settings(whole, typed.settings, problems)
     try:
         config = OmegaConf.to_object(whole)
     except OmegaConfBaseException as error:
@@ -127,26 +127,26 @@ def _compose(typed: Typed, config_name: str, directory: Path, faults: Faults) ->
         problem = wrong_value(key, error)
         if key in typed.unresolved:
             raise problem from error
-        faults.add(located(problem, places.get(key)))
+        problems.add(located(problem, places.get(key)))
         rest = replace(typed, settings=[s for s in typed.settings if s.key != key], unresolved=typed.unresolved | {key})
-        return _compose(rest, config_name, directory, faults)
+        return _compose(rest, config_name, directory, problems)
     assert isinstance(config, Experiment), f"composed a {type(config)}"
     followed = _follow_batch_size(config, user_keys)
     check(config, own)
     _check_methods(config.algorithm, own)
-    faults.add(*(located(error, places.get(error.key)) for error in own.found))
+    problems.add(*(located(error, places.get(error.key)) for error in own.found))
     followed |= _choose_kl_estimator(config)
     origins = _origins(before, whole, typed.settings, described) | followed
     as_written = with_absolute_paths(config)
     return Composed(sealed(config), origins, user_keys, config_name, as_written)
 
 
-def _found_groups(config_name: str, directory: Path, typed: Typed, faults: Faults) -> dict[str, str]:
+def _found_groups(config_name: str, directory: Path, typed: Typed, problems: Problems) -> dict[str, str]:
     """The choices that are there, without those that are not, each of which is reported."""
     found = {}
     for group, choice in typed.groups.items():
-        with faults.caught(group), named_place(typed.places.get(group, "")):
-            read_files(config_name, directory, replace(typed, groups={group: choice}), {}, faults)
+        with problems.caught(group), named_place(typed.places.get(group, "")):
+            read_files(config_name, directory, replace(typed, groups={group: choice}), {}, problems)
             found[group] = choice
     return found
 
@@ -179,7 +179,7 @@ def _described(from_files: DictConfig, settings: Sequence[Setting]) -> dict[str,
 
     Raises `ConfigError` that names the class for anything but a mapping of roles to settings.
     """
-    apply_settings(from_files, [setting for setting in settings if setting.key == "dataflow"], Faults(collects=True))
+    apply_settings(from_files, [setting for setting in settings if setting.key == "dataflow"], Problems(collects=True))
     dataflow = OmegaConf.select(from_files, "dataflow", throw_on_resolution_failure=False) or ""
     found = load_member(dataflow, key="dataflow") if is_own(dataflow) else None
     if not (isinstance(found, type) and issubclass(found, DescribesRoles)):
@@ -223,14 +223,14 @@ def _drop_other_kinds(config: DictConfig, settings: Sequence[Setting]) -> None:
         config.roles = kept
 
 
-def _check_methods(algorithm: Algorithm, faults: Faults) -> None:
+def _check_methods(algorithm: Algorithm, problems: Problems) -> None:
     """The estimator and the losses must be in the catalogue, or be the user's own."""
     for key, name, known in (
         ("algorithm.advantage", algorithm.advantage, ADVANTAGES),
         ("algorithm.policy_loss", algorithm.policy_loss, POLICY_LOSSES),
         ("algorithm.preference.loss", algorithm.preference.loss, PREFERENCE_LOSSES),
     ):
-        with faults.caught(key):
+        with problems.caught(key):
             chosen(name, key, known)
 
 

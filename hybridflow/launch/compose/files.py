@@ -25,7 +25,7 @@ from hybridflow.config.placement import Pool
 from hybridflow.config.roles import Role
 from hybridflow.config.schema import register_schema
 from hybridflow.config.section import ORIGIN
-from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
+from hybridflow.errors import STRICT, ConfigError, HybridflowError, Problems
 from hybridflow.launch.compose.overrides import Setting, Typed, located, named_place, settings_of
 from hybridflow.launch.compose.presets import plain_name, preset_name
 from hybridflow.launch.compose.trainers import find_command, shown_name
@@ -56,13 +56,13 @@ _NOT_A_CHOICE = re.compile(r"Invalid value '(?P<value>.*)', expected one of \[(?
 
 
 def read_files(
-    config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role], faults: Faults = STRICT
+    config_name: str, directory: Path, typed: Typed, described: Mapping[str, Role], problems: Problems = STRICT
 ) -> tuple[DictConfig, dict[str, Path]]:
     """The composed configuration, and for each key set in the user's own files the last file that sets it.
 
     Reads the schema's defaults and a dataflow's own roles, the named file, and the group files that it or the command
     line chooses. The keys of a run's record are not listed.
-    With `faults` that collect, a setting in a user's file that cannot be read is left out and reported there, and a
+    With `problems` that collect, a setting in a user's file that cannot be read is left out and reported there, and a
     file whose defaults cannot be found starts from those of `hybridflow ppo`. Raises `ConfigError` for a group that is
     typed.
     """
@@ -71,8 +71,8 @@ def read_files(
         try:
             file_content(file)
         except ConfigError as error:
-            faults.add(error)
-            return read_files("ppo", config_directory(), typed, described, faults)
+            problems.add(error)
+            return read_files("ppo", config_directory(), typed, described, problems)
     choices = [f"{group}={_file_of(group, choice, directory)}" for group, choice in typed.groups.items()]
     try:
         choices += _task_left_out(typed, file)
@@ -83,9 +83,9 @@ def read_files(
         problem = error if isinstance(error, ConfigError) else _explained(error, file, choices)
         if typed.groups or directory == config_directory():
             raise problem from error
-        faults.add(problem)
+        problems.add(problem)
         parts = [*_parts("ppo", config_directory(), []), (file, "")]
-    return _composed(parts, described, faults, typed.unresolved)
+    return _composed(parts, described, problems, typed.unresolved)
 
 
 def _parts(config_name: str, directory: Path, choices: Sequence[str]) -> list[tuple[Path, str]]:
@@ -107,7 +107,7 @@ def _parts(config_name: str, directory: Path, choices: Sequence[str]) -> list[tu
 
 
 def _composed(
-    parts: Sequence[tuple[Path, str]], described: Mapping[str, Role], faults: Faults, unresolved: frozenset[str]
+    parts: Sequence[tuple[Path, str]], described: Mapping[str, Role], problems: Problems, unresolved: frozenset[str]
 ) -> tuple[DictConfig, dict[str, Path]]:
     config, in_files = OmegaConf.structured(Experiment(roles=dict(described))), {}
     for file, section in parts:
@@ -115,11 +115,11 @@ def _composed(
         if file.is_relative_to(config_directory()):
             config = cast(DictConfig, OmegaConf.merge(config, {section: content} if section else content))
             continue
-        own = Faults(collects=True)
+        own = Problems(collects=True)
         prefix = f"{section}." if section else ""
         settings = [s for name, item in content.items() for s in settings_of(f"{prefix}{name}", item, own)]
         apply_settings(config, [setting for setting in settings if setting.key not in unresolved], own)
-        faults.add(*(located(error, file) for error in own.found))
+        problems.add(*(located(error, file) for error in own.found))
         in_files |= {} if ORIGIN in file.read_text() else {setting.key: file for setting in settings}
     return config, in_files
 
@@ -177,10 +177,10 @@ def _package_files(config_name: str, choices: tuple[str, ...]) -> DictConfig:
     return _composed(_parts(config_name, config_directory(), choices), {}, STRICT, frozenset())[0]
 
 
-def apply_settings(config: DictConfig, settings: Sequence[Setting], faults: Faults) -> None:
+def apply_settings(config: DictConfig, settings: Sequence[Setting], problems: Problems) -> None:
     """Sets each in turn. One with a wrong type, or outside its range, is reported and left as it was."""
     for setting in settings:
-        with faults.caught(setting.key), named_place(setting.place):
+        with problems.caught(setting.key), named_place(setting.place):
             try:
                 fields.check_range(setting.key, setting.value)
                 _set(config, setting)

@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 
 from hybridflow.config import fields
 from hybridflow.config.other_names import counterpart, is_other_section, replacement
-from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
+from hybridflow.errors import STRICT, ConfigError, HybridflowError, Problems
 from hybridflow.launch.compose.presets import GROUPS
 
 _FOLLOWED = {"reference": "actor", "ref": "actor"}
@@ -91,23 +91,23 @@ def located(error: HybridflowError, place: Path | str | None) -> HybridflowError
     return ConfigError(f"{place}: {error.message}", remedy=error.remedy, key=error.key, among=error.among)
 
 
-def parse_overrides(overrides: Sequence[str], faults: Faults = STRICT) -> Typed:
+def parse_overrides(overrides: Sequence[str], problems: Problems = STRICT) -> Typed:
     """Groups and settings. Adds a `ConfigError` for other texts, for unknown keys and for several values."""
     groups: dict[str, str] = {}
     settings: list[Setting] = []
     for text in map(_with_escapes, overrides):
-        with faults.caught(text.partition("=")[0]):
+        with problems.caught(text.partition("=")[0]):
             if any("\ud800" <= character <= "\udfff" for character in text):
                 raise ConfigError(f"{text!r} is not UTF-8.", remedy="Write settings in UTF-8, in a UTF-8 locale.")
             key, override = _parsed(text)
             if key in GROUPS and override is not None:
                 groups[key] = _choice(key, override, text)
             else:
-                settings.extend(settings_of(key, _value(key, override, text), faults))
+                settings.extend(settings_of(key, _value(key, override, text), problems))
     return Typed(groups, settings)
 
 
-def given_settings(given: Mapping[str, object], faults: Faults = STRICT) -> Typed:
+def given_settings(given: Mapping[str, object], problems: Problems = STRICT) -> Typed:
     """Groups and settings given in Python: dotted keys and nested mappings, with values as YAML files have them.
 
     Adds a `ConfigError` for each key that is unknown, or whose value has no form that it takes.
@@ -118,7 +118,7 @@ def given_settings(given: Mapping[str, object], faults: Faults = STRICT) -> Type
         if key in GROUPS and isinstance(value, str):
             groups[key] = value
         else:
-            settings.extend(settings_of(key, value, faults, origin=PYTHON))
+            settings.extend(settings_of(key, value, problems, origin=PYTHON))
     return Typed(groups, settings)
 
 
@@ -251,7 +251,7 @@ def _is_plain(value: object) -> bool:
 def settings_of(
     key: str,
     value: object,
-    faults: Faults = STRICT,
+    problems: Problems = STRICT,
     place_of: Callable[[str], str] = lambda key: "",
     *,
     origin: str = COMMAND_LINE,
@@ -266,11 +266,11 @@ def settings_of(
     has_settings = is_dataclass(hint) or get_origin(hint) is dict or (hint is None and is_other_section(key))
     if isinstance(value, dict) and value and has_settings:
         for name, item in value.items():
-            yield from settings_of(f"{key}.{name}", item, faults, place_of, origin=origin)
+            yield from settings_of(f"{key}.{name}", item, problems, place_of, origin=origin)
         return
     if fields.is_list(hint) and not isinstance(value, list | dict):
         value = [] if value is None else [value]
-    with faults.caught(key), named_place(place):
+    with problems.caught(key), named_place(place):
         if hint is None:
             raise unknown_setting(key)
         is_wrong_mapping = isinstance(value, dict) and fields.is_list(hint)

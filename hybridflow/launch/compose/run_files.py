@@ -20,7 +20,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.config.section import ORIGIN
 from hybridflow.config.stored_inputs import found_in
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.compose.files import file_content, file_nodes
 from hybridflow.launch.compose.overrides import (
     OF_THE_USER,
@@ -56,39 +56,41 @@ class RunFiles:
     """The file and line that says so."""
 
 
-def read_run_files(files: Sequence[Path], faults: Faults = STRICT) -> RunFiles:
+def read_run_files(files: Sequence[Path], problems: Problems = STRICT) -> RunFiles:
     """The settings of run files, one after another. Adds a `ConfigError` for each that is unknown or has no form that
     its key takes, and for files that cannot be read."""
-    found = _read_all(files, faults)
+    found = _read_all(files, problems)
     return replace(found, typed=_implied(found).followed_by(found.typed))
 
 
-def with_files(files: Sequence[Path], overrides: Sequence[str], *, config_name: str, faults: Faults = STRICT) -> Typed:
+def with_files(
+    files: Sequence[Path], overrides: Sequence[str], *, config_name: str, problems: Problems = STRICT
+) -> Typed:
     """The settings of run files and of the command line, which wins.
 
     Adds a `ConfigError` for a file that is for another command, and for secrets that only a run's record holds.
     """
-    found = _read_all(files, faults)
+    found = _read_all(files, problems)
     typed = found.typed
     if found.command is not None and config_name in PURPOSES and found.command.trainer != config_name:
-        with faults.caught(), named_place(found.command_place):
+        with problems.caught(), named_place(found.command_place):
             raise ConfigError(
                 f"this file is for hybridflow {found.command.word}, not hybridflow {shown_name(config_name)}.",
                 remedy=f"Use hybridflow run {' '.join(map(str, files))}.",
             )
     else:
         typed = _implied(found).followed_by(typed)
-    typed = typed.followed_by(parse_overrides(overrides, faults))
-    faults.add(*_hidden(typed.settings))
+    typed = typed.followed_by(parse_overrides(overrides, problems))
+    problems.add(*_hidden(typed.settings))
     return typed
 
 
-def _read_all(files: Sequence[Path], faults: Faults) -> RunFiles:
+def _read_all(files: Sequence[Path], problems: Problems) -> RunFiles:
     """The contents of run files, without the choices that their command implies."""
     found = RunFiles()
     for file in files:
-        with faults.caught():
-            found = _joined(found, _read(file, faults, ()))
+        with problems.caught():
+            found = _joined(found, _read(file, problems, ()))
     return found
 
 
@@ -105,7 +107,7 @@ def _hidden(settings: Sequence[Setting]) -> list[ConfigError]:
     ]
 
 
-def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
+def _read(file: Path, problems: Problems, above: tuple[Path, ...]) -> RunFiles:
     """One file after those that it extends. `above` are the files that extend it."""
     file = user_path(str(file))
     if not file.is_file():
@@ -123,15 +125,15 @@ def _read(file: Path, faults: Faults, above: tuple[Path, ...]) -> RunFiles:
             f"{page.place('defaults')}: 'defaults' belongs to Hydra's configurations, not to run files.",
             remedy=f"Write '{EXTENDS}: FILE', or run it with --config-dir {file.parent} --config-name {file.stem}.",
         )
-    faults.add(*page.repeated)
+    problems.add(*page.repeated)
     found = RunFiles()
     for name in _names(content.pop(EXTENDS, []), page):
-        found = _joined(found, _read(file.parent / user_path(name), faults, (*above, file.resolve())))
+        found = _joined(found, _read(file.parent / user_path(name), problems, (*above, file.resolve())))
     own = RunFiles()
     if COMMAND in content:
-        with faults.caught(), named_place(page.place(COMMAND)):
+        with problems.caught(), named_place(page.place(COMMAND)):
             own = RunFiles(command=known_command(str(content[COMMAND])), command_place=page.place(COMMAND))
-    typed = _typed({name: value for name, value in content.items() if name != COMMAND}, page, faults)
+    typed = _typed({name: value for name, value in content.items() if name != COMMAND}, page, problems)
     if page.is_of_run:
         settings = [replace(setting, value=found_in(file.parent, setting.value)) for setting in typed.settings]
         typed = replace(typed, settings=[*settings, *_continued(settings, file.parent.absolute())])
@@ -146,18 +148,18 @@ def _continued(settings: Sequence[Setting], directory: Path) -> list[Setting]:
     return [] if is_there else [Setting("trainer.run_dir", str(directory), origin=RECORD)]
 
 
-def _typed(content: Mapping[str, object], page: "_Page", faults: Faults) -> Typed:
+def _typed(content: Mapping[str, object], page: "_Page", problems: Problems) -> Typed:
     typed = Typed({}, [])
     for key, value in content.items():
         if key in GROUPS and not isinstance(value, Mapping):
-            with faults.caught(), named_place(page.place(key)):
+            with problems.caught(), named_place(page.place(key)):
                 if not isinstance(value, str):
                     raise ConfigError(f"{key}={value} is not a single {key} name.", remedy=f"Write {key}: NAME.")
                 typed = typed.followed_by(Typed({key: value}, [], places={key: page.place(key)}))
         else:
             found = [
                 page.of_record(page.as_written(setting))
-                for setting in settings_of(str(key), value, faults, page.place, origin=RUN_FILE)
+                for setting in settings_of(str(key), value, problems, page.place, origin=RUN_FILE)
             ]
             typed = typed.followed_by(Typed({}, [setting for setting in found if setting.origin not in _COMPUTED]))
     return typed

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from hybridflow.config.directory import config_directory
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.compose.overrides import GROUPS
 
 _MOST_CHARACTERS = 100
@@ -32,7 +32,7 @@ class Combination:
 
 
 def combinations(
-    settings: Sequence[str], faults: Faults = STRICT, *, config_dir: Path | None = None
+    settings: Sequence[str], problems: Problems = STRICT, *, config_dir: Path | None = None
 ) -> list[Combination]:
     """One per combination of the values in `key=1,2`, `key=range(...)`, `key=choice(...)` and `algorithm=glob(...)`;
     the last key varies fastest.
@@ -43,14 +43,14 @@ def combinations(
     swept: list[str] = []
     choices: list[list[str]] = []
     for text in settings:
-        with faults.caught():
+        with problems.caught():
             values, key = _values(text, config_dir), text.partition("=")[0]
             if values is not None and key in swept:
                 raise ConfigError(f"{key} is swept twice.", remedy=f"Give all of its values at once: {key}=A,B,C,D.")
             swept += [] if values is None else [key]
             choices.append([text] if values is None else [f"{key}={value}" for value in values])
-    if not (swept or faults.found):
-        faults.add(
+    if not (swept or problems.found):
+        problems.add(
             ConfigError(
                 "--multirun needs a setting with several values.",
                 remedy="Write actor.optimizer.learning_rate=1e-5,1e-4, algorithm=grpo,rloo or 'trainer.seed=range(3)'.",

@@ -39,7 +39,7 @@ from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.reward_model import RewardModeling
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.dataflows.sft import SFT
-from hybridflow.errors import STRICT, ConfigError, Faults, HybridflowError
+from hybridflow.errors import STRICT, ConfigError, HybridflowError, Problems
 from hybridflow.launch.compose.files import wrong_value
 from hybridflow.launch.compose.presets import preset_name, presets
 from hybridflow.workers.named_functions import PREFERENCE_OFFERS, NamedFunction, estimator, policy_loss, preference_loss
@@ -160,10 +160,10 @@ def _check_called(name: str, found: type[Dataflow], member: str) -> None:
         ) from error
 
 
-def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults: Faults = STRICT) -> object:
+def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], problems: Problems = STRICT) -> object:
     """The dataflow's `Settings` with the values of `dataflow_settings.*`, checked for names, types and ranges.
 
-    With `faults` that collect, values of unknown names and wrong types are left out.
+    With `problems` that collect, values of unknown names and wrong types are left out.
     """
     settings = dataflow.Settings
     if not is_dataclass(settings):
@@ -173,7 +173,7 @@ def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults:
     filled = OmegaConf.structured(settings)
     for name, value in given.items():
         key = f"dataflow_settings.{name}"
-        with faults.caught(), _settings_named(settings):
+        with problems.caught(), _settings_named(settings):
             if name not in names:
                 raise ConfigError(
                     f"There is no setting '{key}'.",
@@ -182,7 +182,7 @@ def make_settings(dataflow: type[Dataflow], given: Mapping[str, object], faults:
             filled = OmegaConf.merge(filled, {name: value})
     with calling(dataflow, "Settings"), _settings_named(settings):
         made = OmegaConf.to_object(filled)
-    check_fields(made, "dataflow_settings.", faults)
+    check_fields(made, "dataflow_settings.", problems)
     return made
 
 
@@ -227,7 +227,7 @@ def _settings_named(settings: type) -> Iterator[None]:
         raise wrong_value(f"dataflow_settings.{key}", error, config_fields.find(key, settings)) from error
 
 
-def named_functions(config: Experiment, dataflow: type[Dataflow], faults: Faults = STRICT) -> NamedFunctions:
+def named_functions(config: Experiment, dataflow: type[Dataflow], problems: Problems = STRICT) -> NamedFunctions:
     """The estimator and the losses that the dataflow calls; adds a `ConfigError` for each that cannot be called."""
     algorithm, makers = config.algorithm, {}
     if learns_from_samples(dataflow):
@@ -238,6 +238,6 @@ def named_functions(config: Experiment, dataflow: type[Dataflow], faults: Faults
         makers["preference_loss"] = partial(preference_loss, algorithm, PREFERENCE_OFFERS[dataflow.data])
     found: dict[str, NamedFunction] = {}
     for name, make in makers.items():
-        with faults.caught():
+        with problems.caught():
             found[name] = make()
     return NamedFunctions(**found)

@@ -11,9 +11,9 @@ from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
 from hybridflow.dataflows.evaluate import Generate
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.elastic.survival import fraction_of_copies
+from hybridflow.elastic.fault_recovery import fraction_of_copies
 from hybridflow.engines.training.factory import tokenizer_directory
-from hybridflow.errors import STRICT, Faults
+from hybridflow.errors import STRICT, Problems
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.dataflow import NamedFunctions, find_dataflow, make_settings, named_functions
 from hybridflow.launch.plan.defaults import (
@@ -120,22 +120,22 @@ class RunPlan:
 
 
 def copies_state(config: Experiment, backend: BackendKind) -> bool:
-    """Whether a run on this backend keeps copies of the trained state in memory, to survive faults."""
+    """Whether a run on this backend keeps copies of the trained state in memory, to survive problems."""
     return fraction_of_copies(config.trainer, respawns=backend is BackendKind.ray) > 0
 
 
 def plan_run(
-    composed: Composed, faults: Faults = STRICT, *, device: str | None = None, has_layouts: bool = True
+    composed: Composed, problems: Problems = STRICT, *, device: str | None = None, has_layouts: bool = True
 ) -> RunPlan:
     """The plan of a composed run. Starts nothing, reads no data and no model.
 
     `has_layouts=False` is for a run whose layouts `automatic.py` still has to choose. `device` is `cpu` or `cuda`, by
-    default what `trainer.device` chooses here. Adds to `faults` errors that leave a plan with a
+    default what `trainer.device` chooses here. Adds to `problems` errors that leave a plan with a
     gap, such as a loss that cannot be called; raises `HybridflowError` if there is no plan, as for a dataflow that does
     not exist.
     """
     asked, dataflow = composed, find_dataflow(composed.config.dataflow)
-    settings = make_settings(dataflow, composed.config.dataflow_settings, faults)
+    settings = make_settings(dataflow, composed.config.dataflow_settings, problems)
     composed = with_all_devices(composed)
     device = find_device(composed.config) if device is None else device
     composed = with_device_defaults(composed, device)
@@ -143,7 +143,7 @@ def plan_run(
         composed = with_schedule_steps(composed)  # otherwise the rows must be counted first: see length.py
     composed = with_stale_logprobs(composed)
     config = composed.config
-    functions = named_functions(config, dataflow, faults)
+    functions = named_functions(config, dataflow, problems)
     wants = wants_old_logprobs(config, functions)
     roles = tuple(plan_roles(config, dataflow, settings, has_layouts=has_layouts))
     return RunPlan(

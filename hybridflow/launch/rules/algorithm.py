@@ -11,7 +11,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.training import Optimizer, Schedule, Training
 from hybridflow.dataflows.interface import Dataflow, learns_from_preferences, learns_from_samples, role_needs
 from hybridflow.engines.training.optimizer import learning_rate
-from hybridflow.errors import Advice, ConfigError, Faults, Problem
+from hybridflow.errors import Advice, ConfigError, Problem, Problems
 from hybridflow.launch.plan.data import RunData, pair_problems
 from hybridflow.launch.plan.dataflow import DATAFLOWS, make_settings
 from hybridflow.launch.plan.plan import RunPlan
@@ -95,7 +95,7 @@ def _preference(config: Experiment, dataflow: type[Dataflow]) -> Iterator[Config
     if is_own(loss):
         return
     is_alone = preference.reference_free or not PREFERENCE_LOSSES[loss].compares_with_reference
-    settings = make_settings(dataflow, config.dataflow_settings, Faults(collects=True))
+    settings = make_settings(dataflow, config.dataflow_settings, Problems(collects=True))
     if is_alone and vars(settings).get("precompute_reference"):
         why = "reference_free=true" if preference.reference_free else f"loss={loss}"
         yield ConfigError(

@@ -20,7 +20,7 @@ from hybridflow.dataflows.roles import Scorer
 from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.engines.rollout.stop_strings import check_reads_text
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
-from hybridflow.errors import Advice, ConfigError, EngineError, Faults, HybridflowError, Problem
+from hybridflow.errors import Advice, ConfigError, EngineError, HybridflowError, Problem, Problems
 from hybridflow.launch.plan.data import TRAIN_FILES, RunData
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.plan.roles import ACTOR, CRITIC, RoleSpec, is_wanted
@@ -46,10 +46,10 @@ def per_role(rule: Callable[[RunPlan, RoleSpec], Iterable[Problem]]) -> Callable
 
     @wraps(rule)
     def of_plan(plan: RunPlan) -> list[Problem]:
-        faults = Faults(collects=True)
+        problems = Problems(collects=True)
         for role in plan.roles:
-            faults.check([rule], plan, role)
-        return [*faults.found, *faults.warnings]
+            problems.check([rule], plan, role)
+        return [*problems.found, *problems.warnings]
 
     return of_plan
 
@@ -79,15 +79,15 @@ def directory_problems(plan: RunPlan, role: RoleSpec) -> Iterator[Problem]:
 
 def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
     """Models that do not accept the policy's tokens, or sequences as long as the run's."""
-    config, longest, faults, tokenizer = plan.config, plan.sequence_tokens, Faults(collects=True), None
+    config, longest, problems, tokenizer = plan.config, plan.sequence_tokens, Problems(collects=True), None
     load = cache(lambda directory, pad_token: load_tokenizer(directory, pad_token=pad_token))
-    with faults.caught():
+    with problems.caught():
         tokenizer = load(plan.models.tokenizer_directory(ACTOR, plan.policy), plan.policy.pad_token)
         eos_ids(tokenizer, plan.models.directory(ACTOR))
     for role, model in _language_models(plan):
-        with faults.caught():
+        with problems.caught():
             load(plan.models.tokenizer_directory(role.name, model), model.pad_token)
-        with faults.caught():
+        with problems.caught():
             geometry, directory = plan.models.geometry(role.name), plan.models.directory(role.name)
             if geometry.max_positions and longest > geometry.max_positions:
                 yield ConfigError(
@@ -98,7 +98,7 @@ def tokenizer_problems(plan: RunPlan) -> Iterator[Problem]:
                 )
             if tokenizer is not None:
                 check_vocabulary(tokenizer, geometry.vocab, directory)
-    yield from faults.found
+    yield from problems.found
 
 
 def stop_problems(plan: RunPlan) -> Iterator[Problem]:
@@ -167,38 +167,40 @@ def _unused_layers(directory: Path, layers: int) -> Iterator[Advice]:
 
 def reward_problems(plan: RunPlan, data: RunData | None) -> Iterable[Problem]:
     """Reward functions and servers that are not found, or that need columns missing from the data (if it was read)."""
-    faults, rewards = Faults(collects=True), [role.reward for role in plan.roles if role.reward is not None]
+    problems, rewards = Problems(collects=True), [role.reward for role in plan.roles if role.reward is not None]
     for reward in rewards:
-        with faults.caught():
+        with problems.caught():
             if reward.functions or reward.model.path is None:
-                scorer = RewardScorer(reward, faults)
-                known = len(faults.found)
+                scorer = RewardScorer(reward, problems)
+                known = len(problems.found)
                 for setting, columns in ({} if data is None else data.scored_columns).items():
-                    if len(faults.found) == known:
-                        _check_columns(scorer, setting, columns, plan.config, faults)
-                scorer.check_servers(faults)
-    check_settings(rewards, faults)
-    return faults.found
+                    if len(problems.found) == known:
+                        _check_columns(scorer, setting, columns, plan.config, problems)
+                scorer.check_servers(problems)
+    check_settings(rewards, problems)
+    return problems.found
 
 
-def _check_columns(scorer: RewardScorer, setting: str, columns: list[str], config: Experiment, faults: Faults) -> None:
+def _check_columns(
+    scorer: RewardScorer, setting: str, columns: list[str], config: Experiment, problems: Problems
+) -> None:
     is_held_out = setting != TRAIN_FILES
     files = ",".join(config.data.eval_files if is_held_out else config.data.train_files)
     remedy = f" Without evaluation: {setting}=[]." if is_held_out and config.trainer.total_steps else ""
-    scorer.check_columns(columns, faults, data=f"{setting}=[{files}]", remedy=remedy)
+    scorer.check_columns(columns, problems, data=f"{setting}=[{files}]", remedy=remedy)
 
 
 def reward_function_problems(config: Experiment, dataflow: type[Dataflow] | None) -> list[HybridflowError]:
     """Reward functions that are not found; without a dataflow, of all sections that name some."""
-    faults, names = Faults(collects=True), ["reward", *config.roles]
+    problems, names = Problems(collects=True), ["reward", *config.roles]
     if dataflow is not None:
         needs = role_needs(dataflow).items()
         names = [n for n, need in needs if need.kind is Scorer and is_wanted(config, dataflow, None, n, need)]
     for name in names:
         functions = config.roles[name].functions if name in config.roles else config.reward.functions
         if functions:
-            resolve_functions(replace(config.reward, functions=functions), faults)
-    return faults.found
+            resolve_functions(replace(config.reward, functions=functions), problems)
+    return problems.found
 
 
 @per_role

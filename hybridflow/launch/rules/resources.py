@@ -12,7 +12,7 @@ from hybridflow.config.model import Dtype
 from hybridflow.config.placement import Device
 from hybridflow.config.training import Lora
 from hybridflow.elastic.checkpoint import steps_below
-from hybridflow.elastic.recovery import check_links
+from hybridflow.elastic.resuming import check_links
 from hybridflow.elastic.retention import Retention
 from hybridflow.engines.traits import TRAINING_ENGINES
 from hybridflow.errors import Advice, ConfigError, Problem, ResourceError

@@ -7,7 +7,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.derived import optimizer_steps_per_step
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.errors import Advice, ConfigError, Faults
+from hybridflow.errors import Advice, ConfigError, Problems
 from hybridflow.graph.stand_in import PROMPTS
 from hybridflow.graph.trace import Call
 from hybridflow.launch.plan.defaults import kl_reads_rollout
@@ -21,7 +21,7 @@ _LEARNS = ("update", "supervised_step", "preference_step")
 _PUBLISH = "self.actor.publish_weights(version=self.iteration + 1)"
 
 
-def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call], faults: Faults) -> None:
+def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call], problems: Problems) -> None:
     """Raises `ConfigError` for a step that cannot work; adds a warning for one that reports nothing or omits a role.
 
     `program` has run its first step, which made `calls`.
@@ -35,10 +35,10 @@ def check_followed(plan: RunPlan, program: Dataflow, calls: Sequence[Call], faul
         called = {call.role for call in calls} | ({ROLLOUT, "reward"} if plan.is_evaluated else set())
         for role in (role.name for role in plan.roles if role.name not in called):
             found = f"{name}: the first step does not call '{role}', although its workers start."
-            faults.add(Advice(found, "Remove it from the class, unless a later step or another method calls it."))
+            problems.add(Advice(found, "Remove it from the class, unless a later step or another method calls it."))
     if program.data == "prompts" and program.last_batch is None:
         found = f"{name}: the step never calls self.observe(batch), which reports scores and lengths."
-        faults.add(Advice(found, "End the step with: return metrics | self.observe(batch)."))
+        problems.add(Advice(found, "End the step with: return metrics | self.observe(batch)."))
 
 
 def _check_published(name: str, program: Dataflow, calls: Sequence[Call]) -> None:

@@ -9,7 +9,7 @@ from os.path import normpath
 from pathlib import Path
 
 from hybridflow.config.placement import Device
-from hybridflow.errors import Advice, ConfigError, Faults
+from hybridflow.errors import Advice, ConfigError, Problems
 from hybridflow.launch.compose.command_line import parse_command_line
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.compose.overrides import Typed
@@ -92,7 +92,7 @@ def read_job(words: Sequence[str], target: Target) -> Job:
     typed = flags.typed()
     composed = compose_run(typed, config_name=flags.config_name)
     config = composed.config
-    Faults().check([parallelism_problems], config)
+    Problems().check([parallelism_problems], config)
     _check_resume(config.trainer.resume, target)
     uses_gpus = config.trainer.device is not Device.cpu
     if not config.trainer.devices and target.kind not in (TargetKind.local, TargetKind.ray):
@@ -145,7 +145,7 @@ def _command_of(words: Sequence[str]) -> tuple[str, list[str]]:
             known_command(words[0])
         return words[0], [*words[1:]]
     files = [Path(word) for word in words if is_run_file(word)]
-    is_named = bool(files) and read_run_files(files, Faults(collects=True)).command is not None
+    is_named = bool(files) and read_run_files(files, Problems(collects=True)).command is not None
     return (RUN if is_named else "ppo"), [*words]
 
 

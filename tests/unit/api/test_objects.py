@@ -20,7 +20,7 @@ from hybridflow.api.inputs import Inputs
 from hybridflow.api.objects import object_settings, plain_value
 from hybridflow.config.user_code import load_member
 from hybridflow.data.sources import read_table
-from hybridflow.errors import ConfigError, Faults, HybridflowError
+from hybridflow.errors import ConfigError, HybridflowError, Problems
 from hybridflow.rewards.functions.exact_match import exact_match
 from tests.toys import toy_model
 
@@ -143,10 +143,10 @@ def test_a_model_whose_tokenizer_is_nowhere_asks_for_one(tmp_path, argument):
 def test_a_setting_and_an_argument_that_stand_for_the_same_are_refused(tmp_path):
     objects = {"data": ROWS, "eval_data": ROWS, "model": toy_model("llama"), "tokenizer": "t", "roles": {"a": named}}
     written = ["data.train_files", "data.eval_files", "model.path", "roles.a.kind", "trainer.seed"]
-    faults = Faults(collects=True)
-    object_settings(objects, Inputs(tmp_path), faults, written=written)
-    assert [error.key for error in faults.found] == written[:-1]
-    assert "data= and the setting data.train_files are both given" in str(faults.found[0])
+    problems = Problems(collects=True)
+    object_settings(objects, Inputs(tmp_path), problems, written=written)
+    assert [error.key for error in problems.found] == written[:-1]
+    assert "data= and the setting data.train_files are both given" in str(problems.found[0])
     loaded = toy_model("llama")
     loaded.config._name_or_path = loaded.name_or_path = "its/origin"
     assert object_settings({"model": loaded}, Inputs(tmp_path), written=["model.tokenizer_path"])

@@ -9,7 +9,7 @@ from hybridflow.config.data import Data
 from hybridflow.config.experiment import Experiment
 from hybridflow.data import load_demonstrations, load_prompts
 from hybridflow.data.selection import read_rows, unselected
-from hybridflow.errors import ConfigError, DataError, Faults
+from hybridflow.errors import ConfigError, DataError, Problems
 from tests.unit.data.conftest import texts, written
 
 CODE = """
@@ -151,6 +151,6 @@ def test_a_template_needs_text_in_every_row(folder):
     ],
 )
 def test_settings_that_cannot_work_are_found_before_data_is_read(settings, found, remedy):
-    faults = Faults(collects=True)
-    check(Experiment(data=Data(**settings)), faults)
-    assert any(found in fault.message and remedy in fault.remedy for fault in faults.found)
+    problems = Problems(collects=True)
+    check(Experiment(data=Data(**settings)), problems)
+    assert any(found in fault.message and remedy in fault.remedy for fault in problems.found)

@@ -7,7 +7,7 @@ from hybridflow.data import load_demonstrations, load_prompts
 from hybridflow.data.labeled_responses import load_labeled
 from hybridflow.data.preferences import load_preferences
 from hybridflow.data.selection import read_rows, unselected
-from hybridflow.errors import ConfigError, DataError, Faults
+from hybridflow.errors import ConfigError, DataError, Problems
 from tests.unit.data.conftest import texts, written
 
 FILTERS = """
@@ -114,10 +114,10 @@ def test_a_filter_that_is_none_is_an_error_that_suggests_a_function(folder, name
 
 
 def test_every_filter_that_is_none_is_named(folder):
-    faults = Faults(collects=True)
-    with faults.caught():
+    problems = Problems(collects=True)
+    with problems.caught():
         levels(folder, "shrt", "answered", "asks", "number")
-    assert [any(word in e.message for e in faults.found) for word in ("shrt", "asks", "number")] == [True] * 3
+    assert [any(word in e.message for e in problems.found) for word in ("shrt", "asks", "number")] == [True] * 3
 
 
 @pytest.mark.parametrize("value", ["3", None, True, float("nan"), 10**400])

@@ -25,8 +25,8 @@ from hybridflow.dataflows.remax import ReMax
 from hybridflow.dataflows.run import Run
 from hybridflow.dataflows.safe_rlhf import SafeRLHF
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.fault_recovery import FaultRecovery
 from hybridflow.elastic.retention import Retention
-from hybridflow.elastic.survival import Survival
 from hybridflow.errors import BatchError, NumericError
 from hybridflow.observability.performance import StageTimers
 from hybridflow.observability.trace import CallTrace
@@ -244,7 +244,7 @@ def surviving(run: Run, run_dir: Path, **policies: str) -> Run:
     chosen = Faults(**{kind: FaultPolicy[policy] for kind, policy in policies.items()})
     trainer = replace(run.trainer, faults=chosen, snapshot_fraction=0.0)
     assert isinstance(run.calls, LocalBackend)
-    survival = Survival(
+    recovery = FaultRecovery(
         run.calls,
         trainer=trainer,
         learner_pools={"main"},
@@ -253,7 +253,7 @@ def surviving(run: Run, run_dir: Path, **policies: str) -> Run:
         ledger=run_dir / "faults.jsonl",
         respawns=False,
     )
-    return replace(run, trainer=trainer, survival=survival)
+    return replace(run, trainer=trainer, recovery=recovery)
 
 
 @pytest.mark.parametrize("half", ["collect", "learn"])

@@ -1,13 +1,13 @@
 """Which groups a step trains on, on a virtual clock: staleness, accounts, length bias, stragglers, throughput."""
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
 from benchmarks.asynchrony_model import mean_seconds, simulated, tailed
 from hybridflow.config.asynchrony import WhenStale
-from hybridflow.dataflows.groups import GroupQueue, GroupState, least_loaded
+from hybridflow.dataflows.groups import GroupQueue, GroupState, collectable, least_loaded
 
 B = 4
 
@@ -109,6 +109,17 @@ def test_at_the_end_of_a_run_no_group_begins_that_no_step_would_train_on():
     queue.add(range(20))
     assert len(queue.admit(0)) == 6
     assert len(queue.admit(1, depth=0)) == 0
+
+
+def test_each_rank_gets_a_group_whenever_some_are_collected():
+    for least, count, left in product(range(1, 5), range(8), range(8)):
+        for running in range(left + 1):
+            taken = collectable([*range(count)][::-1], running=running, left=left, least=least)
+            later = count - len(taken) + left
+            assert taken == [*range(len(taken))] and (not taken or len(taken) >= least)
+            assert not taken or not later or later >= least
+            if count >= least and (not left or running >= least):
+                assert len(taken) == count
 
 
 def test_groups_go_to_the_replica_with_the_fewest_rows():

@@ -18,9 +18,9 @@ from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore, step_of
+from hybridflow.elastic.fault_recovery import FaultRecovery, kind_of
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import RemoteCheckpoints
-from hybridflow.elastic.survival import Survival, kind_of
 from hybridflow.errors import (
     BatchError,
     CheckpointError,
@@ -86,7 +86,7 @@ def mortal(
     trainer = Trainer(eval_every=0, samples_every=0, async_save=False, **settings)  # no copies while one is written
     run = run_of(directory, run_dir, trainer, Mortal, evaluated=False)
     run.dataflow.dies = dies
-    survival = Survival(
+    recovery = FaultRecovery(
         restarts,
         trainer=trainer,
         learner_pools={"main"},
@@ -94,7 +94,7 @@ def mortal(
         reconnect=lambda: None,
         ledger=run_dir / "faults.jsonl",
     )
-    return replace(run, survival=survival)
+    return replace(run, recovery=recovery)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def failing(directory, run_dir, error: Exception | None, *, times: int = 1, save
     assert isinstance(program, Failing)
     program.drawn, program.error, program.times = [], error, times if error else 0
     assert isinstance(run.calls, LocalBackend)
-    survival = Survival(
+    recovery = FaultRecovery(
         run.calls,
         trainer=trainer,
         learner_pools={"main"},
@@ -170,7 +170,7 @@ def failing(directory, run_dir, error: Exception | None, *, times: int = 1, save
         ledger=run_dir / "faults.jsonl",
         respawns=False,
     )
-    return replace(run, survival=survival)
+    return replace(run, recovery=recovery)
 
 
 def faults_of(run_dir) -> list[dict]:
@@ -220,7 +220,7 @@ def test_a_roll_back_leaves_out_the_batch_of_its_step(toy_dir, tmp_path, caplog,
 
 
 def test_a_fault_that_repeats_ends_the_run_with_the_history(toy_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybridflow.elastic.survival._FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("hybridflow.elastic.fault_recovery._FIRST_PAUSE_SECONDS", 0.0)
     run = failing(toy_dir(), tmp_path / "run", RewardError("no", remedy="wait"), times=9, user_code="retry")
     with pytest.raises(RewardError) as caught:
         Loop(run).run()

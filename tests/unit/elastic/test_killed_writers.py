@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.elastic.faults import POINTS, VARIABLE, fault_point
+from hybridflow.elastic.kill_points import POINTS, VARIABLE, kill_point
 from hybridflow.elastic.retention import Retention
 from tests.unit.elastic.victim import contents, save
 
@@ -76,4 +76,4 @@ def test_a_writer_that_is_killed_leaves_the_newest_whole_checkpoint(steps, point
 def test_without_the_variable_nobody_dies(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     for point in POINTS:
-        fault_point(point)
+        kill_point(point)

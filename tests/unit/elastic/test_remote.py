@@ -14,8 +14,8 @@ from hybridflow.config.loop import Trainer
 from hybridflow.elastic import mirror
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.mirror import Mirror
-from hybridflow.elastic.recovery import resolve_resume
 from hybridflow.elastic.remote import RemoteCheckpoints, remote_checkpoints
+from hybridflow.elastic.resuming import resolve_resume
 from hybridflow.elastic.retention import Retention
 from hybridflow.errors import CheckpointError, ResourceError
 from hybridflow.parallel.file_records import record_files

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from hybridflow.elastic.checkpoint import CheckpointStore
-from hybridflow.elastic.faults import VARIABLE
+from hybridflow.elastic.kill_points import VARIABLE
 from hybridflow.elastic.manifest import Parts
 from hybridflow.elastic.retention import Retention
 from hybridflow.parallel.file_records import files_below, record_files

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from hybridflow.config.experiment import Experiment
-from hybridflow.errors import Advice, Faults, HybridflowError, Problem
+from hybridflow.errors import Advice, HybridflowError, Problem, Problems
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.plan.plan import RunPlan, plan_run
 
@@ -21,15 +21,15 @@ def plan_of(config: Experiment, device: str = "cpu") -> RunPlan:
 
 def judged(plan: RunPlan, *rules: Callable[..., Iterable[Problem]]) -> list[Advice]:
     """The warnings of rules; raises the first error."""
-    faults = Faults(collects=True)
-    faults.check(rules, plan)
-    for error in faults.found:
+    problems = Problems(collects=True)
+    problems.check(rules, plan)
+    for error in problems.found:
         raise error
-    return faults.warnings
+    return problems.warnings
 
 
 def errors(plan: RunPlan, *rules: Callable[..., Iterable[Problem]]) -> list[HybridflowError]:
     """The errors of rules."""
-    faults = Faults(collects=True)
-    faults.check(rules, plan)
-    return faults.found
+    problems = Problems(collects=True)
+    problems.check(rules, plan)
+    return problems.found

@@ -5,7 +5,7 @@ import torch
 
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.sft import SFT
-from hybridflow.errors import ConfigError, DataError, Faults
+from hybridflow.errors import ConfigError, DataError, Problems
 from hybridflow.launch.plan import data as run_data
 from hybridflow.launch.plan.data import PRETRAINING, RunData, with_precomputed
 from tests.unit.data.conftest import written
@@ -64,12 +64,12 @@ def test_a_missing_file_is_told_with_the_setting_that_names_it(tmp_path, setting
 @pytest.mark.parametrize("model", ["builtin:calculator", "nowhere"])
 def test_files_that_cannot_be_read_are_told_at_once_whatever_the_model(tmp_path, model):
     missing = {"train_files": ["a.jsonl", "b.jsonl"], "pretraining_files": ["c.jsonl"], "eval_files": ["d.jsonl", "e"]}
-    config, faults = experiment(tmp_path, **missing), Faults(collects=True)
+    config, problems = experiment(tmp_path, **missing), Problems(collects=True)
     config.model.path = model
-    with faults.caught():
+    with problems.caught():
         load_data(config, "sft")
     told = [f"data.{key}: No such file or directory: '{name}'." for key, names in missing.items() for name in names]
-    assert [error.message for error in faults.found][model == "nowhere" :] == told
+    assert [error.message for error in problems.found][model == "nowhere" :] == told
 
 
 def test_held_out_rows_are_measured_and_answered_where_both_can_be(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from hybridflow.dataflows.interface import role_needs
 from hybridflow.dataflows.ppo import PPO
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.plan.dataflow import find_dataflow, make_settings
 from hybridflow.launch.plan.plan import plan_run
@@ -140,12 +140,12 @@ def test_a_wrong_setting_of_a_users_dataflow_is_named(file, given, message, reme
 
 
 def test_every_wrong_setting_of_a_dataflow_and_of_its_functions_is_collected():
-    faults = Faults(collects=True)
+    problems = Problems(collects=True)
     words = ["dataflow_settings={fracton: 1, fraction: 2}", "algorithm.loss_settings={bonus: 1, other: 1}"]
-    plan_run(compose_run([*words, "algorithm.advantage_settings.x=1"], config_name="ppo"), faults, device="cpu")
+    plan_run(compose_run([*words, "algorithm.advantage_settings.x=1"], config_name="ppo"), problems, device="cpu")
     names = ("dataflow_settings.fracton", "dataflow_settings.fraction", "algorithm.advantage_settings.x")
     names += ("algorithm.loss_settings.bonus", "algorithm.loss_settings.other")
-    assert [error.message for error in faults.found] == [f"There is no setting '{name}'." for name in names]
+    assert [error.message for error in problems.found] == [f"There is no setting '{name}'." for name in names]
 
 
 def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):

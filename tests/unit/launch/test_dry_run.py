@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.trainer import main_reward_model
 from tests.distributed.runs import run_here
@@ -113,40 +113,40 @@ def test_a_run_says_once_how_its_data_is_read_and_how_many_rows_are_kept(tmp_pat
     ],
 )
 def test_a_mistake_that_is_typed_hides_no_other(overrides, parts):
-    faults = Faults(collects=True)
-    compose_run(overrides, config_name="ppo", faults=faults)
-    assert all(any(part in error.message for error in faults.found) for part in parts)
-    assert len(faults.found) == len(parts)
+    problems = Problems(collects=True)
+    compose_run(overrides, config_name="ppo", problems=problems)
+    assert all(any(part in error.message for error in problems.found) for part in parts)
+    assert len(problems.found) == len(parts)
 
 
 @pytest.mark.parametrize(
     "defaults", ["[ppo, _self_]", "[ppo]", "[experimnt, _self_]", "[experiment, {task: calculatr}, _self_]"]
 )
 def test_every_mistake_in_a_file_is_told_once_with_the_file(defaults, tmp_path, recwarn):
-    file, faults = tmp_path / "mine.yaml", Faults(collects=True)
+    file, problems = tmp_path / "mine.yaml", Problems(collects=True)
     file.write_text(
         f"defaults: {defaults}\nalgorithm: {{gama: 1, advantage: gea, aggregation: x}}\ndata: {{mixture: [0]}}\n"
         "actor: {engine: fspd, epochs: 0, lr: 1}\ntrainer: {run_dir: '${nope}'}\ndataflow: no_file.py:Mine\n"
     )
-    compose_run(["trainer.x=2"], config_name="mine", config_dir=tmp_path, faults=faults)
-    in_file = [error.message.removeprefix(f"{file}: ") for error in faults.found if str(file) in error.message]
+    compose_run(["trainer.x=2"], config_name="mine", config_dir=tmp_path, problems=problems)
+    in_file = [error.message.removeprefix(f"{file}: ") for error in problems.found if str(file) in error.message]
     parts = ("setting 'algorithm.gama'", "actor.engine=fspd is unknown", "actor.epochs=0 is too", "'actor.lr'")
     later = ("advantage=gea is", "aggregation=x is", "data.mixture=[0.0]", "run_dir cannot", "dataflow=no_file.py:Mine")
     for part in (*parts, *later):
         assert sum(part in message for message in in_file) == 1
-    assert len(faults.found) == 10 + ("ppo" not in defaults) and not recwarn.list
+    assert len(problems.found) == 10 + ("ppo" not in defaults) and not recwarn.list
 
 
 @pytest.mark.parametrize("is_base", [False, True])
 def test_a_file_that_is_not_yaml_is_one_problem_and_hides_no_other(is_base, tmp_path):
-    file, faults = tmp_path / "mine.yaml", Faults(collects=True)
+    file, problems = tmp_path / "mine.yaml", Problems(collects=True)
     file.write_text("defaults: [ppo, _self_]\ntrainer: {devices: 2\n")
     (tmp_path / "other.yaml").write_text("defaults: [mine, _self_]\n")
     name = "other" if is_base else "mine"
-    compose_run(["trainer.devices=-1", "task=none"], config_name=name, config_dir=tmp_path, faults=faults)
-    assert [error.message for error in faults.found if "expected ',' or '}'" in error.message]
-    assert sum(str(file) in error.message for error in faults.found) == 1
-    assert any(error.key == "trainer.devices" for error in faults.found)
+    compose_run(["trainer.devices=-1", "task=none"], config_name=name, config_dir=tmp_path, problems=problems)
+    assert [error.message for error in problems.found if "expected ',' or '}'" in error.message]
+    assert sum(str(file) in error.message for error in problems.found) == 1
+    assert any(error.key == "trainer.devices" for error in problems.found)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +175,11 @@ def test_what_one_rule_refuses_and_code_that_ends_python_are_problems_of_a_list(
 
 
 def test_an_interpolation_that_does_not_end_is_one_problem_among_those_of_its_file(tmp_path):
-    file, faults = tmp_path / "mine.yaml", Faults(collects=True)
+    file, problems = tmp_path / "mine.yaml", Problems(collects=True)
     file.write_text("defaults: [ppo, _self_]\ntrainer: {run_dir: '${nope', seed: x}\n")
-    compose_run([], config_name="mine", config_dir=tmp_path, faults=faults)
-    assert [error.key for error in faults.found] == ["trainer.run_dir", "trainer.seed"]
-    assert all(str(file) in error.message for error in faults.found)
+    compose_run([], config_name="mine", config_dir=tmp_path, problems=problems)
+    assert [error.key for error in problems.found] == ["trainer.run_dir", "trainer.seed"]
+    assert all(str(file) in error.message for error in problems.found)
 
 
 @pytest.mark.parametrize("value", ["-1", "fast", "'${nope}'"])
@@ -192,9 +192,9 @@ def test_a_value_that_cannot_be_used_leaves_what_the_run_has_without_it(value, i
         (tmp_path / "mine.yaml").write_text(
             f"defaults: [ppo, _self_]\nactor: {{optimizer: {{learning_rate: {value}}}}}\n"
         )
-    typed, faults = [f"actor.optimizer.learning_rate={value}"] * is_typed, Faults(collects=True)
-    assert compose_run(typed, **name, faults=faults).config.actor.optimizer.learning_rate == right
-    assert len(faults.found) == 1
+    typed, problems = [f"actor.optimizer.learning_rate={value}"] * is_typed, Problems(collects=True)
+    assert compose_run(typed, **name, problems=problems).config.actor.optimizer.learning_rate == right
+    assert len(problems.found) == 1
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,10 @@ def test_mistakes_of_settings_alone_are_listed_without_importing_torch(trainer, 
 
 
 def test_an_error_met_twice_is_told_once_and_a_strict_run_raises_the_first():
-    faults = Faults(collects=True)
+    problems = Problems(collects=True)
     for _ in range(2):
-        with faults.caught():
+        with problems.caught():
             raise ConfigError("a", remedy="b")
-    assert len(faults.found) == 1
-    with pytest.raises(ConfigError, match="a"), Faults().caught():
+    assert len(problems.found) == 1
+    with pytest.raises(ConfigError, match="a"), Problems().caught():
         raise ConfigError("a", remedy="b")

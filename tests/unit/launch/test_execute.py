@@ -15,7 +15,7 @@ from rich.console import Console
 from hybridflow import __version__
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
 from hybridflow.elastic.claim import is_claimed
-from hybridflow.elastic.recovery import resolve_resume
+from hybridflow.elastic.resuming import resolve_resume
 from hybridflow.errors import CheckpointError, ConfigError, WorkerError
 from hybridflow.launch import run_directory
 from hybridflow.launch.compose.compose import compose_run

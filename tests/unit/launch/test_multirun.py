@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hybridflow.errors import Faults
+from hybridflow.errors import Problems
 from hybridflow.launch import multirun
 from hybridflow.launch.compose.command_line import parse_command_line
 from hybridflow.launch.compose.trainers import known_command
@@ -128,6 +128,6 @@ def test_each_run_of_a_sweep_has_a_place_of_its_own_below_the_url(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     words = [*EVALUATION, "trainer.seed=1,2", f"trainer.checkpoint_url=file://{tmp_path}/kept/"]
     flags = parse_command_line(["-m", *words], program="hybridflow ppo", command=known_command("ppo"))
-    runs = multirun._planned(flags, Faults(collects=True))
+    runs = multirun._planned(flags, Problems(collects=True))
     urls = [[word for word in run.words if "checkpoint_url" in word] for run in runs]
     assert urls == [[f"trainer.checkpoint_url='file://{tmp_path}/kept/seed={seed}'"] for seed in (1, 2)]

@@ -4,7 +4,7 @@ import logging
 
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-from hybridflow.errors import Faults
+from hybridflow.errors import Problems
 from hybridflow.launch.plan.data import RunData
 from hybridflow.launch.rules.memory import memory_phases
 from hybridflow.launch.rules.models import reward_model_problems, reward_problems
@@ -30,7 +30,10 @@ def test_every_function_that_cannot_be_called_is_told(tmp_path):
     file.write_text("def needs(prompts, completions, level): return 0\n")
     words = [f"reward.functions=[gsm9k,{file}:nedds,{file}:needs,nope.py:f]", "reward.settings={x: {}, y: {}}"]
     tokenizer = load_tokenizer(resolve_model_path("builtin:calculator"), pad_token=None)
-    found, data = Faults(collects=True), RunData({}, None, None, tokenizer, {"data.train_files": ["prompt", "answer"]})
+    found, data = (
+        Problems(collects=True),
+        RunData({}, None, None, tokenizer, {"data.train_files": ["prompt", "answer"]}),
+    )
     found.check([reward_problems], planned("algorithm=grpo", *words), data)
     told = ("gsm9k", "'nedds'", "there is no file", "'level'", "settings.x", "settings.y")
     for error, part in zip(found.found, told, strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.cli.main import main
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.compose.command_line import CommandLine, parse_command_line
 from hybridflow.launch.compose.compose import Composed, compose_run
 from hybridflow.launch.compose.help import config_text
@@ -31,10 +31,10 @@ def line(*words: str) -> CommandLine:
     return parse_command_line(words[1:], program="p", command=find_command(words[0]))
 
 
-def composed(*words: str, faults: Faults | None = None) -> Composed:
+def composed(*words: str, problems: Problems | None = None) -> Composed:
     typed = line(*words)
-    faults = faults or Faults()
-    return compose_run(typed.typed(faults), config_name=typed.config_name, faults=faults)
+    problems = problems or Problems()
+    return compose_run(typed.typed(problems), config_name=typed.config_name, problems=problems)
 
 
 def test_nested_and_dotted_keys_are_the_settings_of_the_command_line():

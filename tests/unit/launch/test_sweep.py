@@ -3,7 +3,7 @@
 import pytest
 
 from hybridflow.config.directory import config_directory
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.compose.overrides import parse_overrides
 from hybridflow.launch.compose.sweep import combinations, quoted
 
@@ -74,9 +74,9 @@ def test_a_sweep_that_cannot_be_listed_is_an_error(settings, said, remedy):
 
 
 def test_all_errors_are_collected():
-    faults = Faults(collects=True)
-    combinations(["trainer.seed=glob(*)", f"{RATE}=interval(0,1)"], faults)
-    assert len(faults.found) == 2
+    problems = Problems(collects=True)
+    combinations(["trainer.seed=glob(*)", f"{RATE}=interval(0,1)"], problems)
+    assert len(problems.found) == 2
 
 
 def test_a_pattern_also_finds_files_in_a_directory_of_the_user(tmp_path):

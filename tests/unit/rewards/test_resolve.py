@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from hybridflow.config.reward import Reward
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.rewards.resolve import check_settings, resolve_functions
 from hybridflow.rewards.scorer import RewardScorer
 
@@ -137,10 +137,10 @@ def test_settings_that_do_not_fit_are_refused(settings, found, remedy):
 
 
 def test_every_wrong_setting_of_a_function_is_collected():
-    faults = Faults(collects=True)
+    problems = Problems(collects=True)
     given = {"overlong": {"bufer_tokens": 3, "penalty": True, "x": 1, "max_response_tokens": 8}}
-    resolve_functions(Reward(functions=["overlong"], settings=given), faults)
-    assert [name for name in given["overlong"] for e in faults.found if f".{name}" in e.message] == [
+    resolve_functions(Reward(functions=["overlong"], settings=given), problems)
+    assert [name for name in given["overlong"] for e in problems.found if f".{name}" in e.message] == [
         *given["overlong"]
     ][:3]
 

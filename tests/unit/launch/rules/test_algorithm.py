@@ -7,7 +7,7 @@ import pytest
 
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.plan.dataflow import find_dataflow
 from hybridflow.launch.rules.algorithm import algorithm_problems
 from hybridflow.launch.rules.all import DATAFLOW_RULES
@@ -128,9 +128,9 @@ def test_a_class_that_declares_nothing_chooses_its_losses_itself():
 
 def test_all_errors_are_told():
     config = experiment({"dataflow": "grpo", "rollout.sampling.temperature": 0.0, "data.pretraining_files": ["a.txt"]})
-    faults = Faults(collects=True)
-    assert not faults.check(DATAFLOW_RULES, config, find_dataflow("grpo"))
-    assert len(faults.found) == 3
+    problems = Problems(collects=True)
+    assert not problems.check(DATAFLOW_RULES, config, find_dataflow("grpo"))
+    assert len(problems.found) == 3
 
 
 @pytest.mark.parametrize(

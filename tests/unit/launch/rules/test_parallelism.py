@@ -7,7 +7,7 @@ from hybridflow.config.placement import ParallelismKind, PlacementKind, Pool
 from hybridflow.config.rollout import RolloutKind
 from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.ppo import PPO
-from hybridflow.errors import STRICT, ConfigError, Faults
+from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.rules.layouts import critic_layout_problems
 from hybridflow.launch.rules.parallelism import parallelism_problems
 from tests.unit.config.experiments import experiment
@@ -98,10 +98,10 @@ def test_a_layout_that_cannot_be_is_explained(settings, message, remedy):
     ids=lambda value: str(value)[:60],
 )
 def test_a_layout_that_the_critic_takes_from_the_actor_is_told_once(settings, messages):
-    config, faults = experiment(settings), Faults(collects=True)
-    faults.check([parallelism_problems], config)
-    faults.check([critic_layout_problems], config, PPO)
-    for error, message in zip(faults.found, messages, strict=True):
+    config, problems = experiment(settings), Problems(collects=True)
+    problems.check([parallelism_problems], config)
+    problems.check([critic_layout_problems], config, PPO)
+    for error, message in zip(problems.found, messages, strict=True):
         assert message in error.message
 
 
@@ -124,7 +124,7 @@ def test_a_layout_that_hybridflow_is_to_choose_is_not_refused_before(settings):
     STRICT.check([parallelism_problems], experiment(settings))
     STRICT.check([critic_layout_problems], experiment(settings), PPO)
     decided = {"placement.kind": PlacementKind.given, "actor.parallelism.kind": ParallelismKind.given}
-    found, devices = Faults(collects=True), {"trainer.devices": settings["trainer.devices"] or 3}
+    found, devices = Problems(collects=True), {"trainer.devices": settings["trainer.devices"] or 3}
     found.check([parallelism_problems], experiment(settings | decided | devices))
     found.check([critic_layout_problems], experiment(settings | decided | devices), PPO)
     assert found.found, "the same layout is an error where nothing is planned"

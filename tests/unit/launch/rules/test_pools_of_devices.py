@@ -4,7 +4,7 @@ import pytest
 
 from hybridflow.config.model import Dtype
 from hybridflow.config.rollout import RolloutKind
-from hybridflow.errors import ConfigError, Faults
+from hybridflow.errors import ConfigError, Problems
 from hybridflow.launch.compose.compose import compose_run
 from hybridflow.launch.dry_run import role_rows
 from hybridflow.launch.plan.defaults import resolved
@@ -109,8 +109,8 @@ def test_the_local_backend_runs_functions_on_any_number_of_cpus():
 
 
 def test_a_run_needs_a_pool_of_its_own_devices():
-    faults = Faults(collects=True)
-    compose_run(["placement.pools={cpus: {devices: 1, device: cpu}}"], config_name="ppo", faults=faults)
-    (error,) = faults.found
+    problems = Problems(collects=True)
+    compose_run(["placement.pools={cpus: {devices: 1, device: cpu}}"], config_name="ppo", problems=problems)
+    (error,) = problems.found
     assert "The pools use 0 devices, but the run has 1 (device: cpu is in addition to them)" in error.message
     assert "Leave out device=cpu" in str(error.remedy)

@@ -50,15 +50,15 @@ class FaultHistory:
     """The costs of the faults, on the clock of `time.monotonic`."""
 
 
-class Survival:
+class FaultRecovery:
     """Decides whether a run continues after a fault, and replaces the processes that it has ended.
 
         except Exception as error:
-            if not survival.can_survive(error, step=8, done=7):
+            if not recovery.can_survive(error, step=8, done=7):
                 raise
-            is_kept = survival.replace(has_copy=True)
+            is_kept = recovery.replace(has_copy=True)
             ...  # if not kept: restore a snapshot or checkpoint; then publish the weights
-            survival.continued(step=5, source="a copy in memory")
+            recovery.continued(step=5, source="a copy in memory")
 
     Call `reached` before each step, so that the cost of a fault can be computed. A fault between `replace` and
     `continued` is handled in the same way. `learner_pools` are the pools with trained models; `pool_of` is the pool

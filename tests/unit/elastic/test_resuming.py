@@ -6,7 +6,7 @@ import pytest
 
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.elastic.claim import claim, release
-from hybridflow.elastic.recovery import resolve_resume, set_aside, set_later_aside
+from hybridflow.elastic.resuming import resolve_resume, set_aside, set_later_aside
 from hybridflow.errors import CheckpointError, ResourceError
 from tests.unit.elastic.victim import store_with
 

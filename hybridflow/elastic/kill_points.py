@@ -1,7 +1,7 @@
 """Fault injection for tests: a process kills itself at a named point.
 
 With HYBRIDFLOW_KILL_AT=before_rename:3 in its environment, a process sends itself SIGKILL when it reaches the point
-`before_rename` for the third time (without `:3`, the first). Otherwise a fault point does nothing.
+`before_rename` for the third time (without `:3`, the first). Otherwise a point does nothing.
 """
 
 import os
@@ -26,7 +26,7 @@ POINTS = (
 _passed: Counter[str] = Counter()
 
 
-def fault_point(name: str) -> None:
+def kill_point(name: str) -> None:
     """Kills this process if HYBRIDFLOW_KILL_AT names this point."""
     assert name in POINTS, f"'{name}' is not in POINTS"
     wanted = os.environ.get(VARIABLE)

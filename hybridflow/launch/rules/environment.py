@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from hybridflow.config.choices import is_own
 from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.evaluate import Generate
 from hybridflow.dataflows.interface import learns_from_samples
 from hybridflow.engines.rollout.custom import custom_engine
 from hybridflow.environments.loading import load_environment
@@ -35,6 +36,12 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
                 "environment.mcp gives tools to an environment, but the run has none.",
                 remedy="Set environment=tools, or an environment of your own.",
             )
+        return
+    if plan.dataflow is Generate:
+        yield ConfigError(
+            f"hybridflow generate samples one reply to each prompt, so {settings.chosen} cannot be used.",
+            remedy="Leave out the environment, or play its episodes with hybridflow evaluate.",
+        )
         return
     found = load_environment(settings)
     if settings.mcp:

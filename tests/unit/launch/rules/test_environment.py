@@ -23,6 +23,11 @@ RUN = ("environment=guess_number", "reward.functions=environment", "trainer.tota
         (("environment.max_turn_tokens=9", "data.max_response_tokens=8"), "a whole episode", "max_response_tokens"),
         (("algorithm=grpo", "environment.credit=turn"), "reads only the return", "credit=outcome"),
         (("algorithm=grpo", "environment.credit=return_to_go"), "reads only the return", "credit=outcome"),
+        (
+            ("dataflow=generate", "dataflow_settings.out=o.jsonl", "trainer.total_steps=0"),
+            "one reply to each prompt",
+            "hybridflow evaluate",
+        ),
         (("environment.name=null",), "the run has no environment", "environment=NAME"),
     ],
 )

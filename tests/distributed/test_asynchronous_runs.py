@@ -28,7 +28,7 @@ def test_exact_match_rises_on_older_samples(tmp_path: Path, staleness: int):
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_t1_with_vllm_and_without_staleness_a_run_takes_the_steps_that_are_called_by_hand(tmp_path: Path, algorithm):
     settings = {
         "rollout.engine": "vllm",

@@ -142,7 +142,13 @@ def test_a_missing_extra_is_told_before_the_run(tmp_path, monkeypatch, package, 
 @pytest.mark.parametrize(
     ("variable", "address", "found", "remedy"),
     [
-        ("RAY_GCS_SERVER_PORT", "{}", "RAY_GCS_SERVER_PORT={}, but that port is in use", "Unset RAY_GCS_SERVER_PORT"),
+        pytest.param(
+            "RAY_GCS_SERVER_PORT",
+            "{}",
+            "RAY_GCS_SERVER_PORT={}, but that port is in use",
+            "Unset RAY_GCS_SERVER_PORT",
+            marks=pytest.mark.slow,
+        ),
         (
             "RAY_ADDRESS",
             "127.0.0.1:{}",

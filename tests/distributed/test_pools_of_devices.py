@@ -19,6 +19,7 @@ def pools_of_calls(run_dir: Path) -> dict[str, str]:
     return {span.name: span.pool for span in last.spans}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_reward_functions_in_a_pool_of_cpus_score_as_in_the_pool_of_the_actor(tmp_path: Path, ray_backend: Backend):
     settings = [*small_run(tmp_path), "trainer.total_steps=2"]

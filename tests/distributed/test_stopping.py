@@ -128,6 +128,7 @@ def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, s
     run.assert_goes_on_as(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_raylet_that_ends_in_order_leaves_a_run_with_an_ending_and_a_report(run):
     """Ray then ends the driver with `_exit(1)`, unless the driver notices first."""

@@ -84,6 +84,7 @@ def test_a_streamed_run_that_is_stopped_and_resumed_gives_the_rows_of_one_in_mem
         assert sample_rows(tmp_path / "run") == sample_rows(tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_streamed_run_goes_on_with_the_same_rows_on_another_number_of_devices(
     tmp_path, settings, ray_backend: Backend

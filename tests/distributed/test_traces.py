@@ -48,6 +48,7 @@ def assert_sound(step: Section) -> None:
     assert longest <= sum(map(step.seconds_within, step.critical_path())) <= step.seconds + 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_shorter_than_its_calls(
     tmp_path: Path, ray_backend: Backend

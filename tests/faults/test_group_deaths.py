@@ -182,7 +182,9 @@ def test_a_rollout_that_dies_with_the_model_that_is_trained(ray_backend: Backend
     assert [fault["pools"] for fault in faults_of(tmp_path)] == ["main", "main"]
 
 
-@pytest.mark.parametrize("moments", [["finished"], pytest.param(MOMENTS, marks=LONG)], ids=["one state", "all states"])
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # processes that start up to eight times
+@pytest.mark.parametrize("moments", [["finished"], MOMENTS], ids=["one state", "all states"])
 def test_a_driver_that_dies_with_groups_in_any_state_resumes(
     processes: Processes, command: Command, tmp_path: Path, moments: Sequence[str]
 ):

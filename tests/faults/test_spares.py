@@ -58,6 +58,7 @@ def replaced(group: WorkerGroup, backend: Backend, victim: int) -> None:
     backend.respawn(backend.broken(5.0).pools)
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_as_well(backend: Backend):
     group = WorkerGroup(Talker, POOL, backend, role="talker")
     assert group.total(1.0).result() == [3.0, 3.0]

@@ -135,6 +135,7 @@ def test_copies_need_none_of_the_users_modules_and_keep_their_globals(project, t
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_only_code_and_values_make_another_function_and_not_its_place(project, tmp_path):
     first = stored(project)
     project.rename(tmp_path / "moved")

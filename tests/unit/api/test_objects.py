@@ -240,6 +240,7 @@ print(setting_of(score, Inputs(Path(sys.argv[1])), key="reward"))
 """
 
 
+@pytest.mark.slow
 def test_a_function_of_the_main_script_has_the_same_name_in_every_process(tmp_path):
     def named_in(text: str, seed: str) -> str:
         (tmp_path / "train.py").write_text(text)

@@ -72,7 +72,7 @@ def test_a_calibrated_gpu_reserves_at_least_what_the_known_device_does(process_m
     ("program", "message", "remedy"),
     [
         (fail, "process 0 failed: ValueError: a wrong number", "in fail"),
-        (end_at_once, "ended with exit status 3", "ran out of memory"),
+        pytest.param(end_at_once, "ended with exit status 3", "ran out of memory", marks=pytest.mark.slow),
     ],
 )
 def test_the_failure_of_a_process_ends_the_measurement(program, message, remedy):

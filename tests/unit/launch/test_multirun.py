@@ -104,6 +104,7 @@ def test_a_failed_run_does_not_stop_the_others_and_is_the_only_one_to_be_run_aga
     assert again["status"] == "done" and float(again["val-core/calculator/reward/mean@1"]) == 0.5
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_run_and_the_sweep_and_the_table_says_what_is_left(tmp_path):
     words = ["algorithm=grpo", "trainer.seed=1,2", "trainer.total_steps=500", "trainer.run_dir=sweep"]
     command = [sys.executable, "-m", "hybridflow", "ppo", "-m", *words]

@@ -75,6 +75,17 @@ def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_a
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in spare | more), backend, 20.0)
 
 
+def test_ray_reports_no_error_when_spare_processes_end_with_the_run(backend: Backend, capfd: pytest.CaptureFixture):
+    group = WorkerGroup(Talker, POOL, backend, role="talker")
+    assert group.total(1.0).result() == [3.0, 3.0]
+    wait_until(lambda: len(ready(backend)) == 2, backend)
+    spare = ready(backend)
+    backend.shutdown()
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in spare), backend, 20.0)
+    time.sleep(1.0)
+    assert "A worker died" not in "".join(capfd.readouterr())
+
+
 @pytest.mark.slow
 def test_spare_processes_that_die_or_are_stopped_are_no_faults_and_do_not_delay_a_recovery(backend: Backend):
     group = WorkerGroup(Talker, ResourcePool("alone", 1), backend, role="talker")

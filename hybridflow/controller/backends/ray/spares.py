@@ -5,12 +5,15 @@ takes most of the time of a recovery.
 """
 
 import math
+import socket
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
+import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
@@ -34,6 +37,9 @@ _IMPORT_SECONDS, _ANSWER_SECONDS = 300.0, 10.0
 
 _LONGEST_IMPORT_SECONDS, _TAKE_SECONDS = 4.0, 1.0
 """The same when it is needed."""
+
+_END_SECONDS = 1.0
+"""How long they may take to end at the end of the run."""
 
 _NOTHING = Loaded((), {})
 
@@ -142,10 +148,18 @@ class Spares:
         return None
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends them: through Ray, which reports processes that end in another way, if they do so within a second."""
         self._due = math.inf
+        processes = []
         for spare in self._spares:
-            spare.end()
+            ray.kill(spare.actor)
+            if spare.info is not None and spare.info.node == socket.gethostname():
+                with suppress(psutil.NoSuchProcess):
+                    processes.append(psutil.Process(spare.info.pid))
+        _, left = psutil.wait_procs(processes, timeout=_END_SECONDS)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self._spares.clear()
 
     def _is_known(self, pools: Collection[PlacedPool]) -> bool:

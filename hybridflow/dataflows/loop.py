@@ -22,7 +22,7 @@ from hybridflow.elastic.devices import NewPlan
 from hybridflow.elastic.fault_recovery import FaultRecovery
 from hybridflow.elastic.kill_points import kill_point
 from hybridflow.elastic.stopping import Abandoned
-from hybridflow.errors import HybridflowError, NoRoom, NumericError
+from hybridflow.errors import HybridflowError, NoRoom, NumericError, ResourceError
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, plain
@@ -117,7 +117,8 @@ class Loop:
             self._save_before_end(error)
             self.saved.end(error)
             if is_in_place(self._run.checkpoints.run_dir):
-                self.log_step()
+                with suppress(ResourceError):  # which `error` may be itself
+                    self.log_step()
                 if isinstance(error, Exception) and not isinstance(error, NewPlan):
                     self._samples.end_run(self._step)
             raise
@@ -139,10 +140,10 @@ class Loop:
             self._publish()
             self._unlogged = {}
         if not self._has_begun:
-            self._has_begun = True
             self._run.begun()
+            self._has_begun = True
         if self._unlogged is not None:
-            if self._run.trainer.eval_every:
+            if self._run.trainer.eval_every and not self._is_row_evaluated:
                 self.evaluate()
             self.log_step()
         self._run.timers.reset()
@@ -167,6 +168,11 @@ class Loop:
         """The metrics of the last step that `log_step` will log; None if it has logged them."""
         return self._unlogged
 
+    @property
+    def _is_row_evaluated(self) -> bool:
+        """Whether the row that is not logged yet has an evaluation: logging it may have failed."""
+        return bool(self._evaluation) and self._evaluation.keys() <= (self._unlogged or {}).keys()
+
     def _take_step(self) -> None:
         with self.stepping():
             metrics = self._ahead.step()
@@ -178,11 +184,11 @@ class Loop:
         is_last = self._step == run.trainer.total_steps or self._is_ended
         is_evaluated = bool(run.evaluations) and is_due(run.trainer.eval_every, self._step, is_last=is_last)
         if self._unlogged is not None and not (is_evaluated and stop.signal):
-            if is_evaluated:
+            if is_evaluated and not self._is_row_evaluated:
                 self.evaluate()
             if run.after_step(self._step, dict(self._unlogged)) and not is_last:
                 is_last = self._is_ended = True
-                if not is_evaluated and run.trainer.eval_every:
+                if run.trainer.eval_every and not self._is_row_evaluated:
                     self.evaluate()
             self.log_step()
         kill_point("step_done")
@@ -259,7 +265,7 @@ class Loop:
             self._go_to(kept.step, kept.state)
             source = "a copy in memory"
         elif self.saved.path is not None:
-            self.resume(run.checkpoints.open(self.saved.path))
+            self.resume(run.checkpoints.whole(self.saved.path))
             source = "the checkpoint"
         else:
             if has_copy:  # it is lost, so all trained models start from scratch
@@ -329,11 +335,12 @@ class Loop:
         """
         if self._unlogged is None:
             return
-        run, row, self._unlogged = self._run, self._unlogged, None
+        run, row = self._run, self._unlogged
         if self._step:
             row |= plain(run.timers.metrics())
         if row:
             run.tracker.log(self._step, row)
+        self._unlogged = None
         for advice in self._diagnosis.update(self._step, row):
             logger.warning("%s What to do: %s", advice.message, advice.remedy)
         run.timers.reset()

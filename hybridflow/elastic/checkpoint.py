@@ -16,7 +16,7 @@ from hybridflow.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step_(\d+)")
+_STEP = re.compile(r"step_(0|[1-9][0-9]*)")
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,15 @@ class CheckpointStore:
             except CheckpointError as error:
                 logger.warning("checkpoint=%s is skipped: %s", path, error.message)
         return None
+
+    def whole(self, path: Path) -> Checkpoint:
+        """The checkpoint in a directory or, if it is damaged, the newest intact one of the run."""
+        try:
+            return self.open(path)
+        except CheckpointError:
+            if (older := self.latest()) is None:
+                raise
+            return older
 
     def settle(self) -> None:
         """Cleans up after a killed save; only for the process that has claimed the run's directory."""

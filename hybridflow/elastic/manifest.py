@@ -18,6 +18,9 @@ FORMAT = 2
 Parts = Mapping[str, Mapping[str, FileRecord]]
 """The files that each role wrote: role -> path relative to the checkpoint -> size and SHA-256."""
 
+_LOADED = (".safetensors", ".safetensors.index.json")
+"""The ends of the names of files that are loaded wherever they are found."""
+
 _OTHER = "Use another checkpoint of the run, or trainer.resume=auto, which takes the newest intact one."
 
 
@@ -64,7 +67,7 @@ def read_manifest(directory: Path) -> Manifest:
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {MANIFEST}: it is not a complete checkpoint.", remedy=_OTHER)
     try:
-        text = path.read_text()
+        text = path.read_bytes().decode()
     except (OSError, ValueError) as error:
         raise _damaged(str(path), error) from error
     return parsed_manifest(text, str(directory))
@@ -115,7 +118,17 @@ def verify(directory: Path, *, full: bool = True) -> Manifest:
     for name, record in manifest.files.items():
         if found[name] != record:
             raise CheckpointError(f"{directory / name} is damaged: its SHA-256 is not the recorded one.", remedy=_OTHER)
+    _check_added(directory, found)
     return manifest
+
+
+def _check_added(directory: Path, known: Mapping[str, FileRecord]) -> None:
+    added = [name for name in sorted(files_below(directory).keys() - known.keys()) if name.endswith(_LOADED)]
+    if added:
+        raise CheckpointError(
+            f"{directory / added[0]} is not in the manifest, but would be loaded.",
+            remedy="Remove it, or use another checkpoint of the run.",
+        )
 
 
 def _check_parts(directory: Path, parts: Parts, here: Mapping[str, int]) -> None:

@@ -146,7 +146,7 @@ def _fault(step: int, row: dict[str, Json]) -> Fault:
         kind=str(row.get("kind", "")),
         name=str(row.get("fault", "")),
         place=f"{row['role']} rank {row.get('rank')}, {row.get('method')}" if "role" in row else "",
-        message=str(row.get("message", "")),
+        message=str(row.get("message") or ""),
         pools=str(row.get("pools", "")),
         plan=str(row.get("plan", "")),
         resumed_step=resumed if isinstance(resumed, int) else None,

@@ -27,8 +27,9 @@ Json = str | int | float | bool | list[int] | None
 class JsonLinesFile:
     """A file of one JSON object per line, opened to append; each line is written when `append` returns.
 
-    Writes are unbuffered, so a killed process leaves at most one torn line, the last. If the file is deleted, moved or
-    replaced meanwhile, it is opened again, with a warning.
+    Writes are unbuffered, so a killed process leaves at most one torn line, the last; the next row begins a line of its
+    own. A row that cannot be written whole is taken back. If the file is deleted, moved or replaced meanwhile, it is
+    opened again, with a warning. A file that cannot be written or read raises `ResourceError`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,16 +40,29 @@ class JsonLinesFile:
                 remedy="Move it away, or use another trainer.run_dir.",
             )
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = path.open("ab+", buffering=0)
 
     def append(self, row: Mapping[str, Json]) -> None:
-        """Writes one line. Numbers that are not finite become null; a full disk raises `ResourceError`."""
+        """Writes one line. Numbers that are not finite become null."""
         finite = {name: _finite(value) for name, value in row.items()}
-        self._reopen_if_gone()
-        line = memoryview((json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace"))
-        with _explaining_full_disk(self.path):
-            while line:
-                line = line[self._file.write(line) :]
+        line = (json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "replace")
+        with _explained(self.path):
+            self._reopen_if_gone()
+            end = os.fstat(self._file.fileno()).st_size
+            try:
+                left = memoryview(b"\n" * self._is_torn() + line)
+                while left:
+                    left = left[self._file.write(left) :]
+            except OSError:
+                self._file.truncate(end)
+                raise
+
+    def _is_torn(self) -> bool:
+        """Whether the last line has no end."""
+        if not self._file.seek(0, os.SEEK_END):
+            return False
+        self._file.seek(-1, os.SEEK_END)
+        return self._file.read(1) != b"\n"
 
     def truncate_after(self, step: int, *, marked: str | None = None) -> None:
         """Drops the lines whose `step` is greater than `step`, or which have the key `marked`, and torn lines; logs how
@@ -56,20 +70,20 @@ class JsonLinesFile:
 
         The kept lines are written to another file, which is then renamed, so that a process killed here loses nothing.
         """
-        self._reopen_if_gone()
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [
-            line.rstrip(b"\n") + b"\n"
-            for line in lines
-            if (found := _parsed(line)) and found[0] <= step and marked not in found[1]
-        ]
-        if kept == lines:
-            return
-        aside = self.path.with_name(self.path.name + ".partial")
-        with _explaining_full_disk(self.path):
+        with _explained(self.path):
+            self._reopen_if_gone()
+            lines = self.path.read_bytes().splitlines(keepends=True)
+            kept = [
+                line.rstrip(b"\n") + b"\n"
+                for line in lines
+                if (found := _parsed(line)) and found[0] <= step and marked not in found[1]
+            ]
+            if kept == lines:
+                return
+            aside = self.path.with_name(self.path.name + ".partial")
             aside.write_bytes(b"".join(kept))
             aside.replace(self.path)
-        self._reopen()
+            self._reopen()
         if dropped := len(lines) - len(kept):
             logger.info("file=%s dropped_lines=%d after step %d, which this run continues.", self.path, dropped, step)
 
@@ -86,7 +100,7 @@ class JsonLinesFile:
 
     def _reopen(self) -> None:
         self._file.close()
-        self._file = self.path.open("ab", buffering=0)
+        self._file = self.path.open("ab+", buffering=0)
 
     def close(self) -> None:
         """Closes the file; nothing is buffered."""
@@ -154,14 +168,15 @@ def _finite(value: Json) -> Json:
 
 
 @contextmanager
-def _explaining_full_disk(path: Path) -> Iterator[None]:
+def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (why := why_full(error)) is None:
-            raise
+        why, wanted = why_full(error), "Free some space, raise the limit"
+        if why is None:
+            why, wanted = "The file system has failed", "Check the disk or its connection"
         raise ResourceError(
             f"{why}: '{path}' could not be written ({error.strerror or error}).",
-            remedy="Free some space, raise the limit, or set trainer.run_dir to another disk, and start again: "
-            "trainer.resume=auto continues from the last checkpoint.",
+            remedy=f"{wanted}, or set trainer.run_dir to another disk, and start again: trainer.resume=auto continues"
+            " from the last checkpoint.",
         ) from error

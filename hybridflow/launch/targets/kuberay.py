@@ -83,7 +83,7 @@ def _pod(job: Job, target: Target, *, is_head: bool) -> dict[str, object]:
     container: dict[str, object] = {
         "name": "ray-head" if is_head else "ray-worker",
         "image": target.image,
-        "env": [{"name": name, "value": value} for name, value in target.variables.items()],
+        "env": [{"name": name, "value": _literal(value)} for name, value in target.variables.items()],
         "envFrom": [{"secretRef": {"name": name}} for name in target.secret],
         "resources": {"requests": resources, "limits": resources},
         "volumeMounts": mounts,
@@ -95,6 +95,11 @@ def _pod(job: Job, target: Target, *, is_head: bool) -> dict[str, object]:
     containers = [{name: value for name, value in container.items() if value}]
     spec = {"terminationGracePeriodSeconds": job.notice_seconds, "containers": containers, "volumes": volumes}
     return {"metadata": {"annotations": annotations}, "spec": spec} if is_head else {"spec": spec}
+
+
+def _literal(value: str) -> str:
+    """A value in which Kubernetes expands no `$(NAME)`."""
+    return value.replace("$", "$$")
 
 
 def _file(annotation: str) -> dict[str, object]:

@@ -9,6 +9,8 @@ from hybridflow.launch.targets.texts import manifest_text, merged, variable
 from hybridflow.process import STATUS_AFTER_NOTICE
 
 _HERE = "."
+_OF_SHELL = ("source ", ". ", "export ", "eval ", "module ", "conda activate", "mamba activate", "ulimit ")
+"""Beginnings of lines that only change their shell. SkyPilot runs `setup` and `run` in shells of their own."""
 
 
 def task_text(job: Job, target: Target) -> str:
@@ -30,7 +32,7 @@ def task_text(job: Job, target: Target) -> str:
         "secrets": dict.fromkeys(target.secret) | ({"RAY_AUTH_TOKEN": secrets.token_hex(32)} if job.nodes > 1 else {}),
         "file_mounts": {directory_of(mount, target): _mounted(mount.rpartition(":")[0]) for mount in target.mount},
         "setup": "".join(f"{line}\n" for line in target.setup),
-        "run": _run(job),
+        "run": "".join(f"{line}\n" for line in target.setup if line.startswith(_OF_SHELL)) + _run(job),
     }
     return manifest_text(merged({name: value for name, value in task.items() if value}, target.merged))
 

@@ -59,8 +59,8 @@ class Tracker(Protocol):
 class FanoutTracker:
     """Sends everything to each of the named trackers.
 
-    A tracker that fails is dropped with a warning, except for `ResourceError` (no space for metrics.jsonl), which is
-    raised.
+    A tracker that fails is dropped with a warning, except for `ResourceError` (metrics.jsonl cannot be written), which
+    is raised.
     """
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:

@@ -120,6 +120,29 @@ def test_a_bit_flipped_anywhere_in_the_manifest_is_found(tmp_path):
             read_manifest(path)
 
 
+def test_a_manifest_with_other_line_ends_is_damaged(tmp_path):
+    [path] = store_with(tmp_path, 1).paths()
+    (path / MANIFEST).write_bytes((path / MANIFEST).read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(CheckpointError, match="its text is not as it was written"):
+        read_manifest(path)
+
+
+def test_added_weights_are_refused_and_other_files_are_not(tmp_path):
+    [path] = store_with(tmp_path, 1).paths()
+    (path / "notes.md").write_text("the best one")
+    verify(path)
+    (path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="index.json is not in the manifest"):
+        verify(path)
+
+
+def test_only_the_name_of_a_step_names_it(tmp_path):
+    store = store_with(tmp_path, 4)
+    for name in ("step_04", "step_\u0664", "step_+4", "step_"):
+        (store.directory / name).mkdir()
+    assert names(store) == ["step_4"]
+
+
 @pytest.mark.parametrize("step", ["14", None, True, -1, 14.0])
 def test_a_step_that_is_no_number_of_steps_is_refused_even_with_a_digest_that_fits(step, tmp_path):
     path = store_with(tmp_path, 14).paths()[0]

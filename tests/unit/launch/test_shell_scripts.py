@@ -143,6 +143,34 @@ def test_a_variable_has_the_value_that_bash_gives_it_or_none(script, word):
     assert "$" in word or ran.stdout.endswith(word)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "# a comment \\\nrun a=1",
+        "# a comment \\\nN=4\nrun a=$N",
+        "run a=b/\\\nc d",
+        'run "a\\\nb" c',
+        "run 'a\\\nb' c",
+        "run a \\\n  b \\\n  c",
+        ": ${N:=5}\n: \"${M:=x/y}\" ${K=}\nrun $N $M [$K]",
+        "M=1\nrun ${N:=5} $N ${M:=2} $M",
+        "run a &> log b",
+        "run a &>> log b 2>&1",
+        "run a > >(cat > log) b",
+        "A=(x y)\nrun $A ${A[@]}",
+        "cat <<EOF\n\tEOF\nrun no\nEOF\nrun yes",
+        "cat <<-EOF\n\ta\n\tEOF\nrun yes",
+    ],
+)
+def test_a_command_has_the_words_that_bash_gives_it(tmp_path, script):
+    program = tmp_path / "run"
+    program.write_text('#!/bin/sh\nprintf "%s\\0" "$@" > words\n')
+    program.chmod(0o755)
+    subprocess.run(["bash", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, cwd=tmp_path, check=True)
+    *words, _ = (tmp_path / "words").read_text().split("\0")
+    assert [found for found in commands(script, {}) if found[0] == "run"] == [["run", *words]]
+
+
 def test_what_a_block_sets_is_known_in_the_block():
     script = "f() {\n  local N=9\n  run $N $1 ${2:-x}\n}\ncd x && export N=8 && run $N\nrun $N"
     found = [words for words in commands(script, {}) if words[0] == "run"]

@@ -1,11 +1,13 @@
 """JSON lines survive kills, resumes and full disks."""
 
+import errno
 import logging
 import os
 from pathlib import Path
 
 import pytest
 
+from hybridflow.errors import ResourceError
 from hybridflow.observability.fault_ledger import append_faults
 from hybridflow.observability.jsonlines import JsonLinesFile, read_rows, set_aside
 
@@ -45,6 +47,44 @@ def test_truncating_drops_later_and_torn_lines(tmp_path):
     file.append({"step": 3})
     file.close()
     assert _steps(path) == [1, 2, 3]
+
+
+class Disk:
+    """A file on a disk that fails after a number of bytes, until `error` is None."""
+
+    def __init__(self, file, error: OSError | None, room: int) -> None:
+        self.file, self.error, self.room = file, error, room
+
+    def write(self, data) -> int:
+        if self.error is not None and not self.room:
+            raise self.error
+        written = self.file.write(bytes(data)[: self.room] if self.error is not None else data)
+        self.room -= written
+        return written
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize(("number", "found"), [(errno.ENOSPC, "The disk is full"), (errno.EIO, "The file system has")])
+def test_a_row_that_cannot_be_written_whole_is_taken_back(tmp_path, number, found):
+    path = tmp_path / "a.jsonl"
+    _write(path, {"step": 1})
+    file = JsonLinesFile(path)
+    file._file = disk = Disk(file._file, OSError(number, os.strerror(number)), 7)
+    with pytest.raises(ResourceError, match=f"^{found}.*a.jsonl' could not be written"):
+        file.append({"step": 2})
+    assert path.read_text() == '{"step": 1}\n'
+    disk.error = None
+    file.append({"step": 2})
+    assert _steps(path) == [1, 2]
+
+
+def test_a_row_after_a_torn_one_begins_a_line(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    _write(path, {"step": 3}, {"step": 4})
+    assert _steps(path) == [1, 3, 4]
 
 
 def test_a_bad_line_in_the_middle_is_named_and_a_torn_last_line_is_not(tmp_path, caplog):

@@ -20,11 +20,14 @@ _SETTERS = ("read", "mapfile", "readarray", "let", "unset", "getopts", "eval")
 """Commands that set the variables that they name."""
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_BRACES = re.compile(r"([A-Za-z_]\w*|\d)(?:(\[[@*]\])|(:?-)(.*))?", re.DOTALL)
+_BRACES = re.compile(r"([A-Za-z_]\w*|\d)(?:(\[[@*]\])|(:?[-=])(.*))?", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ARGUMENTS = re.compile(r"[@*#?0-9]")
 _ANSI = re.compile(r"'((?:[^'\\]|\\.)*)'", re.DOTALL)
 _ESCAPE, _ESCAPES = re.compile(r"\\(.)", re.DOTALL), {"n": "\n", "t": "\t", "\\": "\\", "'": "'", '"': '"'}
+_REDIRECTION = re.compile(r"<<<|<<-?|&>>?|>>|[<>]&?")
+_CONTINUED = "\\\n"
+"""The end of a line that the next one continues."""
 _LONGEST = 1_000_000
 """The most characters of a word, and words of an array."""
 
@@ -78,7 +81,7 @@ class _Script:
     """Reads a script from its beginning to its end."""
 
     def __init__(self, script: str, environment: Mapping[str, str]) -> None:
-        self._text = re.sub(r"\\[ \t]*\r?\n", " ", script.replace("\r\n", "\n"))
+        self._text = re.sub(r"\\[ \t]+\n", _CONTINUED, script.replace("\r\n", "\n"))
         self._at = 0
         self._values: dict[str, str | list[str]] = dict(environment)
         self._blocks: list[tuple[str, dict[str, str | list[str]]]] = []
@@ -90,8 +93,9 @@ class _Script:
         self._assigned_at: list[int] = []
         """Where the assignments of the command begin."""
 
-        self._here: list[tuple[str, list[str]]] = []
-        """Here-documents whose text begins on the next line: the word that ends it, and the command."""
+        self._here: list[tuple[str, bool, list[str]]] = []
+        """Here-documents whose text begins on the next line: the word that ends it, whether tabs may precede that word,
+        and the command."""
 
     def commands(self) -> Iterator[list[str]]:
         words: list[str] = []
@@ -101,6 +105,8 @@ class _Script:
             if character == "(" and is_first and self._text.startswith("((", self._at):
                 self._at += 2
                 self._forget(*names_set(self._balanced("(", ")", depth=2)))
+            elif _REDIRECTION.match(self._text, self._at):
+                self._redirect(words)
             elif character in "\n;&|()":
                 self._at += 1
                 yield from self._ended_by(character, words)
@@ -112,8 +118,6 @@ class _Script:
                 self._at += 1
             elif character == "#":
                 self._skip_line()
-            elif character in "<>":
-                self._redirect(words)
             else:
                 self._joins, start = False, self._at
                 found = self._words()
@@ -243,7 +247,8 @@ class _Script:
         elif character == '"':
             self._quoted(word)
         elif character == "\\":
-            word.add(self._text[self._at : self._at + 1])
+            escaped = self._text[self._at : self._at + 1]
+            _ = None if escaped == "\n" else word.add(escaped)
             self._at += 1
         elif character == "$" and (ansi := _ANSI.match(self._text, self._at)):
             self._at = ansi.end()
@@ -263,8 +268,8 @@ class _Script:
         while self._peek() != '"':
             character = self._text[self._at]
             self._at += 1
-            if character == "\\" and self._peek() in '$`"\\':
-                word.add(self._text[self._at])
+            if character == "\\" and self._peek() in '$`"\\\n':
+                word.add(self._text[self._at].strip("\n"))
                 self._at += 1
             elif character == "$":
                 self._expand(word, is_quoted=True)
@@ -287,8 +292,7 @@ class _Script:
             self._expand_braces(word, self._balanced("{", "}"), is_quoted=is_quoted)
         elif name := _NAME.match(rest):
             self._at += name.end()
-            value = self._values.get(name[0], "")
-            add(" ".join(value) if isinstance(value, list) else value)
+            add(_first(self._values.get(name[0], "")))
         elif _ARGUMENTS.match(rest):
             self._at += 1
             if known := "" if rest[0] in "@*" else f"${rest[0]}" if rest[0] in "#?0" else self._values.get(rest[0]):
@@ -305,7 +309,7 @@ class _Script:
             if inside not in ("@", "*"):
                 add(f"${{{inside}}}")
             return
-        name, is_array, default_sign, default = found.groups()
+        name, is_array, sign, default = found.groups()
         value = self._values.get(name, "")
         if is_array:
             elements = value if isinstance(value, list) else [value] if value else []
@@ -313,10 +317,13 @@ class _Script:
             for number, element in enumerate(elements):
                 _ = word.close() if number else None
                 word.add(element)
-        elif default_sign and (name not in self._values or (default_sign == ":-" and not value)):
-            add(self._inner(default))
+        elif sign and (name not in self._values or (sign.startswith(":") and not value)):
+            value = self._inner(default)
+            if sign.endswith("="):
+                self._values[name] = f"${name}" if self._is_conditional else value
+            add(value)
         else:
-            add(" ".join(value) if isinstance(value, list) else value)
+            add(_first(value))
 
     def _inner(self, text: str) -> str:
         """Text within another expansion, expanded."""
@@ -347,21 +354,26 @@ class _Script:
 
     def _redirect(self, words: list[str]) -> None:
         """Skips `2>&1`, `> file` and `< file`; notes `<<EOF`."""
-        operator_text = re.compile(r"<<<|<<-?|>>|[<>]&?|[<>]").match(self._text, self._at)
+        operator_text = _REDIRECTION.match(self._text, self._at)
         assert operator_text is not None, "called at a redirection"
-        self._at = operator_text.end()
-        if words and words[-1].isdigit() and self._text[operator_text.start() - 1].isdigit():
+        self._at, sign = operator_text.end(), operator_text[0]
+        if words and words[-1].isdigit() and sign[0] != "&" and self._text[operator_text.start() - 1].isdigit():
             words.pop()
         while self._at < len(self._text) and self._text[self._at] in " \t":
             self._at += 1
+        if self._text.startswith((">(", "<("), self._at):  # a process in place of a file
+            self._at += 2
+            self._balanced("(", ")")
+            return
         target = self._words()
-        if operator_text[0].startswith("<<") and operator_text[0] != "<<<" and target:
-            self._here.append((target[0], words))
+        if sign in ("<<", "<<-") and target:
+            self._here.append((target[0], sign == "<<-", words))
 
     def _read_documents(self) -> None:
         """`read -r -d '' NAME <<EOF` assigns a text; other here-documents are skipped."""
-        for end, words in self._here:
-            closed = re.compile(rf"^\t*{re.escape(end)}$", re.MULTILINE).search(self._text, self._at)
+        for end, is_indented, words in self._here:
+            line = ("^\t*" if is_indented else "^") + re.escape(end) + "$"
+            closed = re.compile(line, re.MULTILINE).search(self._text, self._at)
             if closed is None:
                 raise ConfigError(f"The here-document that ends with {end} is not closed.", remedy=f"Add a line {end}.")
             text = self._text[self._at : closed.start()]
@@ -388,12 +400,17 @@ class _Script:
             character = self._peek()
             depth += (character == begin) - (character == end)
             self._at += 1
-        return self._text[start : self._at - 1]
+        return self._text[start : self._at - 1].replace(_CONTINUED, "")
 
     def _peek(self) -> str:
         if self._at >= len(self._text):
             raise _unclosed("quote or parenthesis")
         return self._text[self._at]
+
+
+def _first(value: str | list[str]) -> str:
+    """The value of a variable without an index: of an array, the first element."""
+    return value if isinstance(value, str) else value[0] if value else ""
 
 
 def _unclosed(what: str) -> ConfigError:

@@ -51,7 +51,7 @@ class Loop:
         """Steps whose first batch is left out because of a fault; a step may be there more than once."""
         self._step_seconds: float | None = None
         self._evaluation_seconds: float | None = None
-        self._abandoned = ""
+        self._abandoned, self._loses_steps = "", False
         self._is_restoring = False  # during which a stop may use all its time except that of a checkpoint
         self._evaluated = (0, 0)
         self._has_begun = self._is_ended = False
@@ -110,7 +110,9 @@ class Loop:
                 with suppress(HybridflowError):
                     self.saved.end(abandoned)
                 recovery.ended()
-            elif self._run.calls.abandon(self._run.stop.seconds_left) and self._run.trainer.save_every:
+            elif not self._run.calls.abandon(self._run.stop.seconds_left):
+                self._loses_steps = self._step > self.saved.step
+            elif self._run.trainer.save_every:
                 self.save()
             self.saved.complete()
         except BaseException as error:
@@ -398,7 +400,11 @@ class Loop:
     def _how_it_stopped(self) -> Stopped | None:
         asked, trainer = self._run.stop.signal, self._run.trainer
         is_over = self._step == trainer.total_steps and self._unlogged is None and not self._is_restoring
-        return None if asked is None or is_over else Stopped(asked.name, self.saved.step, self._abandoned)
+        return (
+            None
+            if asked is None or is_over
+            else Stopped(asked.name, self.saved.step, self._abandoned, self._loses_steps)
+        )
 
     def _publish(self) -> None:
         """Gives the rollout the actor's weights, with the step as their version."""

@@ -98,6 +98,9 @@ class Stopped:
     abandoned: str = ""
     """A description of the step or evaluation that was abandoned."""
 
+    loses_steps: bool = False
+    """Whether models had changed in it, so that the steps since the last checkpoint could not be saved."""
+
 
 @dataclass(frozen=True)
 class Outcome:

@@ -167,6 +167,8 @@ class FaultRecovery:
         self._is_kept &= broken.is_unchanged and not lost & self._learner_pools
         pools = lost if self._is_kept or has_copy else lost | self._learner_pools
         self._pools |= pools
+        if pools:
+            logger.info("starting new processes in pool=%s ...", ",".join(sorted(pools)))
         self._calls.respawn(pools)
         self._reconnect()
         return self._is_kept

@@ -117,7 +117,14 @@ def ending_of(outcome: "Outcome", run_dir: Path, resume: str, *, work: str = "")
     else:
         last = f"the last checkpoint, step {saved}"
         next_start = f"step {outcome.steps} is not saved: {resumed_from(last, resume)}."
-    return Ending("interrupted", next_start + (f" {stopped.abandoned} was abandoned." if stopped.abandoned else ""))
+    if stopped.loses_steps:
+        next_start += (
+            f" {stopped.abandoned} was abandoned in its update, after which the steps before it cannot be saved: raise"
+            " trainer.stop_seconds, or lower trainer.save_every."
+        )
+    elif stopped.abandoned:
+        next_start += f" {stopped.abandoned} was abandoned."
+    return Ending("interrupted", next_start)
 
 
 def resumed_from(checkpoint: str, resume: str) -> str:

@@ -1,5 +1,6 @@
 """The last lines of a run: its evaluations, what is left of one that was stopped, and how it is resumed."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -76,6 +77,9 @@ def test_the_words_follow_trainer_resume(tmp_path, resume, saved, said):
     checkpoint = tmp_path / "checkpoints" / f"step_{saved}" if saved else None
     outcome = Outcome(2, {}, checkpoint, Stopped("SIGTERM", saved, "step 3"))
     assert ending_of(outcome, tmp_path, resume).said == f"{said} step 3 was abandoned."
+    outcome = replace(outcome, stopped=Stopped("SIGTERM", saved, "step 3", loses_steps=True))
+    assert "step 3 was abandoned in its update" in (lost := ending_of(outcome, tmp_path, resume).said)
+    assert lost.endswith("raise trainer.stop_seconds, or lower trainer.save_every.")
 
 
 def test_a_checkpoint_behind_a_link_is_of_this_run_and_one_of_another_run_is_not(tmp_path):

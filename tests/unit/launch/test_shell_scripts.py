@@ -152,7 +152,7 @@ def test_a_variable_has_the_value_that_bash_gives_it_or_none(script, word):
         'run "a\\\nb" c',
         "run 'a\\\nb' c",
         "run a \\\n  b \\\n  c",
-        ": ${N:=5}\n: \"${M:=x/y}\" ${K=}\nrun $N $M [$K]",
+        ': ${N:=5}\n: "${M:=x/y}" ${K=}\nrun $N $M [$K]',
         "M=1\nrun ${N:=5} $N ${M:=2} $M",
         "run a &> log b",
         "run a &>> log b 2>&1",

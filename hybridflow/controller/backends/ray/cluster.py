@@ -49,7 +49,8 @@ _SETTINGS_FRAME = 4
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 60.0
 _TOKEN = " (a cluster with tokens: set RAY_AUTH_MODE=token, and put its token into ~/.ray/auth_token)"
-_LOGS = "/tmp/ray/session_latest/logs"
+LOGS = f"{os.environ.get('RAY_TMPDIR', '/tmp')}/ray/session_latest/logs"
+"""The directory of Ray's logs on a node."""
 _VITAL = ("gcs_server", "raylet")
 
 
@@ -297,7 +298,7 @@ def _initialized(
                 log_to_driver=True,
             )
     except Exception as error:  # Ray raises a plain Exception if its processes end while they start
-        what, first = "it could not start here", f"Start the run again. If that fails too, see Ray's logs ({_LOGS})"
+        what, first = "it could not start here", f"Start the run again. If that fails too, see Ray's logs ({LOGS})"
         if address != "local":
             where = f"at {RAY_ADDRESS}={address}" if address else "on this machine"
             what, first = f"no cluster can be joined {where}", "Fix what Ray reports"

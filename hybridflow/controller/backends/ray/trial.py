@@ -9,7 +9,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from hybridflow.controller.backends.ray.cluster import connect, disconnect, is_joined, on_node
+from hybridflow.controller.backends.ray.cluster import LOGS, connect, disconnect, is_joined, on_node
 from hybridflow.errors import ResourceError
 from hybridflow.optional import version_of
 
@@ -66,7 +66,7 @@ def try_cluster() -> TriedCluster:
             )
             raise ResourceError(
                 f"An actor did not start within {_ANSWER_SECONDS:.0f} s on {names}.",
-                remedy="See Ray's logs on that node (/tmp/ray/session_latest/logs), and 'ray status'.",
+                remedy=f"See Ray's logs on that node ({LOGS}), and 'ray status'.",
             )
         found = [
             TriedNode(name, int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)), versions)
@@ -77,7 +77,7 @@ def try_cluster() -> TriedCluster:
     except RayError as error:
         raise ResourceError(
             f"An actor could not run: {str(error).strip().splitlines()[-1]}",
-            remedy="See Ray's logs on its node (/tmp/ray/session_latest/logs).",
+            remedy=f"See Ray's logs on its node ({LOGS}).",
         ) from error
     finally:
         disconnect()

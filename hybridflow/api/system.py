@@ -174,8 +174,9 @@ def _opened_system(compose: Callable[[Inputs], tuple[Composed, AfterStep]]) -> I
             run.loop.begin()
             yield system
             system.close()
-            if run.loop.unsaved_steps and run.run.trainer.save_every:
-                STRICT.add(_not_saved(run.loop.unsaved_steps, run.loop.step))
+            unsaved = run.loop.step - run.loop.saved.step
+            if unsaved and run.run.trainer.save_every:
+                STRICT.add(_not_saved(unsaved, run.loop.step))
         interrupt(stop)
 
 

@@ -127,8 +127,8 @@ def collectable(finished: Iterable[int], *, running: int, left: int, least: int)
     """Those of the finished groups that can be collected now, the oldest ones; each rank of a role must get one.
 
     If any, they are at least `least`, and so are all that can be collected after them, unless these were the last:
-    `left` counts the groups that the run still needs besides the finished ones, of which `running` have begun. While
-    few are running, the newest finished ones therefore wait for them.
+    `left` counts the groups that the run still needs in addition to the finished ones, of which `running` have begun.
+    While few are running, the newest finished ones therefore wait for them.
     """
     wait = max(0, least - running) if running else 0
     uids = sorted(finished)

@@ -22,7 +22,7 @@ from hybridflow.elastic.devices import NewPlan
 from hybridflow.elastic.fault_recovery import FaultRecovery
 from hybridflow.elastic.kill_points import kill_point
 from hybridflow.elastic.stopping import Abandoned
-from hybridflow.errors import HybridflowError, NoRoom, NumericError, ResourceError
+from hybridflow.errors import HybridflowError, NoRoom, ResourceError
 from hybridflow.observability.diagnosis import Diagnosis
 from hybridflow.observability.logs import log_to_file
 from hybridflow.observability.metrics import Metrics, last, plain
@@ -145,7 +145,7 @@ class Loop:
             self._run.begun()
             self._has_begun = True
         if self._unlogged is not None:
-            if self._run.trainer.eval_every and not self._is_row_evaluated:
+            if self._run.trainer.eval_every:
                 self.evaluate()
             self.log_step()
         self._run.timers.reset()
@@ -161,19 +161,9 @@ class Loop:
         return self._step
 
     @property
-    def unsaved_steps(self) -> int:
-        """The number of steps since the last checkpoint."""
-        return self._step - self.saved.step
-
-    @property
     def row(self) -> Mapping[str, float] | None:
         """The metrics of the last step that `log_step` will log; None if it has logged them."""
         return self._unlogged
-
-    @property
-    def _is_row_evaluated(self) -> bool:
-        """Whether the row that is not logged yet has an evaluation: logging it may have failed."""
-        return bool(self._evaluation) and self._evaluation.keys() <= (self._unlogged or {}).keys()
 
     def _take_step(self) -> None:
         with self.stepping():
@@ -186,11 +176,11 @@ class Loop:
         is_last = self._step == run.trainer.total_steps or self._is_ended
         is_evaluated = bool(run.evaluations) and is_due(run.trainer.eval_every, self._step, is_last=is_last)
         if self._unlogged is not None and not (is_evaluated and stop.signal):
-            if is_evaluated and not self._is_row_evaluated:
+            if is_evaluated:
                 self.evaluate()
             if run.after_step(self._step, dict(self._unlogged)) and not is_last:
                 is_last = self._is_ended = True
-                if run.trainer.eval_every and not self._is_row_evaluated:
+                if not is_evaluated and run.trainer.eval_every:
                     self.evaluate()
             self.log_step()
         kill_point("step_done")
@@ -204,14 +194,12 @@ class Loop:
 
     def _check_learning(self) -> None:
         """Saves and raises `NumericError` if nothing has been learned for `trainer.no_learning_steps`."""
-        steps, saves = self._run.trainer.no_learning_steps, self._run.trainer.save_every > 0
-        if steps is None or (advice := self._diagnosis.no_learning(steps)) is None or self.is_over:
+        trainer = self._run.trainer
+        if self.is_over or (error := self._diagnosis.no_learning_error(trainer.no_learning_steps)) is None:
             return
-        if saves:
+        if trainer.save_every:
             self._save_and_finish()
-        raise NumericError(
-            f"{advice.message} The run ends here (trainer.no_learning_steps={steps}).", remedy=advice.remedy
-        )
+        raise error
 
     def _surviving(self, act: Callable[[], None]) -> None:
         """Does a part of a step again after each fault, unless the run then continues from an earlier step."""
@@ -313,6 +301,8 @@ class Loop:
         run, step, started = self._run, self._step, time.perf_counter()
         if not run.evaluations:
             return {}
+        if self._evaluation and self._evaluation.keys() <= (self._unlogged or {}).keys():
+            return self._evaluation  # the row has it already: logging it has failed
         run.calls.mark()
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._evaluation_seconds)
         with run.timers.stage("testing"), abandonable, failing_in(f"the evaluation of step {step}"):
@@ -400,11 +390,9 @@ class Loop:
     def _how_it_stopped(self) -> Stopped | None:
         asked, trainer = self._run.stop.signal, self._run.trainer
         is_over = self._step == trainer.total_steps and self._unlogged is None and not self._is_restoring
-        return (
-            None
-            if asked is None or is_over
-            else Stopped(asked.name, self.saved.step, self._abandoned, self._loses_steps)
-        )
+        if asked is None or is_over:
+            return None
+        return Stopped(asked.name, self.saved.step, self._abandoned, self._loses_steps)
 
     def _publish(self) -> None:
         """Gives the rollout the actor's weights, with the step as their version."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hybridflow.errors import Advice
+from hybridflow.errors import Advice, NumericError
 
 PATIENCE_STEPS = 3
 """Consecutive steps that must show most signs before they are reported."""
@@ -114,6 +114,14 @@ class Diagnosis:
         """The first sign that nothing has been learned for at least so many steps."""
         return next(
             (self._advice(s) for s in _OF_NO_LEARNING if s in self._streaks and self._streaks[s][2] >= steps), None
+        )
+
+    def no_learning_error(self, steps: int | None) -> NumericError | None:
+        """The error of a run that ends after so many steps without learning (`trainer.no_learning_steps`)."""
+        if steps is None or (advice := self.no_learning(steps)) is None:
+            return None
+        return NumericError(
+            f"{advice.message} The run ends here (trainer.no_learning_steps={steps}).", remedy=advice.remedy
         )
 
     def _standing(self) -> list[_Sign]:

@@ -6,11 +6,11 @@ word as it is written, with its `$`.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import takewhile
 
 from hybridflow.errors import ConfigError
 from hybridflow.launch.compose.other_systems.shell_arithmetic import computed, names_set
+from hybridflow.launch.compose.other_systems.shell_word import Word
 
 _BEGIN, _END = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
 _WITHIN = ("then", "else", "elif", "do", "{", "}", "!", "time")
@@ -28,8 +28,6 @@ _ESCAPE, _ESCAPES = re.compile(r"\\(.)", re.DOTALL), {"n": "\n", "t": "\t", "\\"
 _REDIRECTION = re.compile(r"<<<|<<-?|&>>?|>>|[<>]&?")
 _CONTINUED = "\\\n"
 """The end of a line that the next one continues."""
-_LONGEST = 1_000_000
-"""The most characters of a word, and words of an array."""
 
 
 def commands(script: str, environment: Mapping[str, str]) -> list[list[str]]:
@@ -39,42 +37,6 @@ def commands(script: str, environment: Mapping[str, str]) -> list[list[str]]:
     characters.
     """
     return list(_Script(script, environment).commands())
-
-
-@dataclass
-class _Word:
-    """A word that is being read; a part that is expanded without quotes may divide it."""
-
-    parts: list[str] = field(default_factory=list)
-    """The words that are complete."""
-
-    text: str = ""
-    is_begun: bool = False
-
-    def add(self, text: str) -> None:
-        self.text, self.is_begun = self.text + text, True
-        if max(len(self.text), len(self.parts)) > _LONGEST:
-            raise ConfigError(
-                f"A variable of the script grows beyond {_LONGEST:,} characters or words.",
-                remedy="Give the command that the script runs, instead of the script.",
-            )
-
-    def add_divided(self, text: str) -> None:
-        """Adds text that is divided at its spaces."""
-        if "$" in text or not text.strip():
-            self.text, self.is_begun = self.text + text.strip(), self.is_begun or bool(text.strip())
-            return
-        first, *rest = text.split()
-        self.add(first)
-        for part in rest:
-            self.close()
-            self.add(part)
-
-    def close(self) -> list[str]:
-        if self.is_begun:
-            self.parts.append(self.text)
-        self.text, self.is_begun = "", False
-        return self.parts
 
 
 class _Script:
@@ -228,7 +190,7 @@ class _Script:
 
     def _words(self) -> list[str]:
         """The words up to a space or an operator; an array is assigned."""
-        word = _Word()
+        word = Word()
         while self._at < len(self._text):
             character = self._text[self._at]
             if character == "(" and (array := _ASSIGNED.fullmatch(word.text)) and not array[3]:
@@ -240,7 +202,7 @@ class _Script:
             self._read(character, word)
         return word.close()
 
-    def _read(self, character: str, word: _Word) -> None:
+    def _read(self, character: str, word: Word) -> None:
         """A character outside quotes, and what it begins."""
         if character == "'":
             word.add(self._until("'"))
@@ -263,7 +225,7 @@ class _Script:
         else:
             word.add(character)
 
-    def _quoted(self, word: _Word) -> None:
+    def _quoted(self, word: Word) -> None:
         word.add("")
         while self._peek() != '"':
             character = self._text[self._at]
@@ -277,7 +239,7 @@ class _Script:
                 word.add(character)
         self._at += 1
 
-    def _expand(self, word: _Word, *, is_quoted: bool) -> None:
+    def _expand(self, word: Word, *, is_quoted: bool) -> None:
         """Expands what follows a `$`."""
         add = word.add if is_quoted else word.add_divided
         rest = self._text[self._at :]
@@ -302,7 +264,7 @@ class _Script:
         else:
             add("$")
 
-    def _expand_braces(self, word: _Word, inside: str, *, is_quoted: bool) -> None:
+    def _expand_braces(self, word: Word, inside: str, *, is_quoted: bool) -> None:
         add = word.add if is_quoted else word.add_divided
         found = _BRACES.fullmatch(inside)
         if found is None:
@@ -328,7 +290,7 @@ class _Script:
     def _inner(self, text: str) -> str:
         """Text within another expansion, expanded."""
         inner = _Script("", {})
-        inner._text, inner._values, word = f'{text.replace(chr(34), "")}"', self._values, _Word()
+        inner._text, inner._values, word = f'{text.replace(chr(34), "")}"', self._values, Word()
         inner._quoted(word)
         return word.text
 

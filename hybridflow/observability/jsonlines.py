@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hybridflow.errors import ResourceError
@@ -54,7 +54,8 @@ class JsonLinesFile:
                 while left:
                     left = left[self._file.write(left) :]
             except OSError:
-                self._file.truncate(end)
+                with suppress(OSError):  # else the next row begins a line
+                    self._file.truncate(end)
                 raise
 
     def _is_torn(self) -> bool:

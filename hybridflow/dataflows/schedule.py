@@ -6,12 +6,12 @@ generated again.
 """
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hybridflow.errors import ConfigError, HybridflowError
+from hybridflow.observability.jsonlines import Json, JsonLinesFile
 
 SCHEDULE_FILE = "schedule.jsonl"
 
@@ -54,8 +54,8 @@ class Schedule:
 
     def end_step(self, step: int, trained: Sequence[int]) -> None:
         """Writes the line of a step; raises if the step that is repeated has trained on other groups."""
-        line = {"step": step + 1, "yielded": self._yielded, "trained": list(trained)}
-        self._append(line)
+        yielded = [[*each] for each in self._yielded]
+        self._append({"step": step + 1, "yielded": yielded, "trained": [*trained]})
         self._yielded = []
         if self._recorded is not None and list(self._recorded[step].trained) != list(trained):
             raise HybridflowError(
@@ -70,13 +70,10 @@ class Schedule:
         if self._path.is_file():
             self._append(json.loads(_RESUMED))
 
-    def _append(self, line: object) -> None:
-        with self._path.open("ab+") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                is_torn = file.read() != b"\n"  # the process was killed while it wrote the last line
-                file.write(b"\n" * is_torn)
-            file.write(json.dumps(line).encode() + b"\n")
+    def _append(self, line: Mapping[str, Json]) -> None:
+        file = JsonLinesFile(self._path)
+        file.append(line)
+        file.close()
 
 
 def recorded_steps(run_dir: Path) -> list[RecordedStep]:

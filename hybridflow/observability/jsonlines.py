@@ -21,7 +21,7 @@ _MOST_STEPS = 1 << 53
 _warned: set[tuple[Path, int]] = set()
 """The lines about which `read_rows` has warned."""
 
-Json = str | int | float | bool | list[int] | None
+Json = str | int | float | bool | list[int] | list[list[int]] | None
 
 
 class JsonLinesFile:

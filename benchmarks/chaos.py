@@ -1,17 +1,20 @@
 """Do runs on Ray survive faults of their processes, and with the numbers of a run without faults?
 
-    python benchmarks/chaos.py [--faults 200] [--layouts together,apart,critic] [--seconds 6]
+    python benchmarks/chaos.py [--faults 200] [--layouts together,apart,critic] [--seconds 6] [--least 0] [--steps 30]
 
 Starts runs of the built-in task, with the copies in memory that `trainer.snapshot_fraction` allows and a checkpoint
 every 10 steps. In each, at random moments, random worker processes are killed (SIGKILL) or stopped (SIGSTOP), or the
 reward function raises an error, until the run ends. Each run is compared with one of the same layout without faults:
 every metric that a seed determines must be equal, to the last bit.
 
+With `--seconds 6`, the next fault often comes before new spare processes are ready. With `--least 25 --steps 150`, it
+comes later, as faults of a real run do.
+
 The layout `vllm` (not by default) has a rollout with vLLM in a pool of its own, whose recoveries the table shows apart.
 
-Appends one line per run to benchmarks/results/chaos.jsonl and skips the seeds that have one, so it can be stopped at
-any time and then continues until the lines of its layouts have `--faults` faults. Ends with a table of all lines, and
-with status 1 if a run was lost or had other numbers.
+Appends one line per run to benchmarks/results/chaos.jsonl and skips the seeds that have one with the same options, so
+it can be stopped at any time and then continues until the lines of its layouts and options have `--faults` faults. Ends
+with a table of all lines, and with status 1 if a run was lost or had other numbers.
 """
 
 import argparse
@@ -24,7 +27,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from statistics import mean, median
 
@@ -37,7 +40,6 @@ from hybridflow.observability.jsonlines import Json, read_rows, rows_by_step
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
 
 RESULTS = HERE / "results" / "chaos.jsonl"
-STEPS = 30
 LONGEST_SECONDS = 900
 INJECTED_IN_STEP = MOST_IN_STEP - 2
 """Faults before the next row of metrics, which comes later than its step: with more than `MOST_IN_STEP` in one step, a
@@ -53,7 +55,6 @@ TIMING = ("timing_s/", "perf/")
 """Metrics that begin so are not determined by the seed."""
 
 COMMON = (
-    f"trainer.total_steps={STEPS}",
     "trainer.backend=ray",
     "trainer.devices=2",
     "trainer.threads=1",
@@ -111,6 +112,19 @@ def score(prompts, completions, **columns):
 
 
 @dataclass(frozen=True)
+class Moments:
+    """When faults occur: after `least` seconds without one, and then `seconds` more on average, in runs of `steps`."""
+
+    seconds: float = 6.0
+    least: float = 0.0
+    steps: int = 30
+
+    def pause(self, choose: random.Random) -> float:
+        """The seconds until the next fault."""
+        return self.least + min(choose.expovariate(1 / self.seconds), 4 * self.seconds)
+
+
+@dataclass(frozen=True)
 class Line:
     """The result of a run with faults."""
 
@@ -131,6 +145,8 @@ class Line:
     words: str
     """The last words of a run that did not end well."""
 
+    moments: Moments = Moments()
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs until there are enough faults, and shows the table."""
@@ -138,56 +154,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--layouts", default=",".join(DEFAULT))
     parser.add_argument("--seconds", type=float, default=6.0, help="mean seconds between a recovery and the next fault")
+    parser.add_argument("--least", type=float, default=0.0, help="seconds that are added to each of these")
+    parser.add_argument("--steps", type=int, default=30, help="steps of each run")
     options = parser.parse_args(argv)
     layouts, seed = options.layouts.split(","), 0
+    moments = Moments(options.seconds, options.least, options.steps)
+
+    def like_these() -> list[Line]:
+        return [line for line in lines() if line.layout in layouts and line.moments == moments]
 
     def injected() -> int:
-        return sum(sum(line.injected.values()) for line in lines() if line.layout in layouts)
+        return sum(sum(line.injected.values()) for line in like_these())
 
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         whole: dict[str, tuple[dict, float]] = {}
         while injected() < options.faults:
             layout, seed = layouts[seed % len(layouts)], seed + 1
-            if any((line.layout, line.seed) == (layout, seed) for line in lines()):
+            if any((line.layout, line.seed) == (layout, seed) for line in like_these()):
                 continue
             if layout not in whole:
-                whole[layout] = undisturbed(Path(folder) / f"{layout}-whole", layout)
-            line = disturbed(Path(folder) / f"{layout}-{seed}", layout, seed, options.seconds, *whole[layout])
-            append_line(RESULTS, vars(line))
+                whole[layout] = undisturbed(Path(folder) / f"{layout}-whole", layout, moments.steps)
+            line = disturbed(Path(folder) / f"{layout}-{seed}", layout, seed, moments, *whole[layout])
+            append_line(RESULTS, asdict(line))
             _say(f"{layout} seed {seed}: {'ended' if line.ended else 'LOST'}, {line.injected}, equal={line.equal}")
     found = lines()
-    for text in table(found):
-        _say(text)
+    for each in sorted({line.moments for line in found}, key=astuple):
+        _say(f"\nRuns of {each.steps} steps, {each.least:g} s and {each.seconds:g} s on average between faults")
+        for text in table([line for line in found if line.moments == each]):
+            _say(text)
     return 0 if all(line.ended and line.equal for line in found) else 1
 
 
-def undisturbed(folder: Path, layout: str) -> tuple[dict, float]:
+def undisturbed(folder: Path, layout: str, steps: int) -> tuple[dict, float]:
     """The numbers and the seconds of a run without faults."""
     began = time.monotonic()
-    if status := started(folder, layout).wait():
+    if status := started(folder, layout, steps).wait():
         raise SystemExit(f"The run without faults ended with status {status}:\n{_last_words(folder)}")
     return numbers(folder / "run"), time.monotonic() - began
 
 
-def started(folder: Path, layout: str) -> subprocess.Popen[bytes]:
+def started(folder: Path, layout: str, steps: int) -> subprocess.Popen[bytes]:
     """Starts a run of a layout in `folder`; its run directory is `folder/run`."""
     folder.mkdir()
     reward = folder / "reward.py"
     reward.write_text(REWARD)
     name, *settings = LAYOUTS[layout]
-    words = [*COMMON, *settings, f"reward.functions=[{reward}:score]", f"trainer.run_dir={folder / 'run'}"]
+    words = [
+        *COMMON,
+        *settings,
+        f"trainer.total_steps={steps}",
+        f"reward.functions=[{reward}:score]",
+        f"trainer.run_dir={folder / 'run'}",
+    ]
     with (folder / "output.txt").open("wb") as output:
         command = [sys.executable, "-m", "hybridflow", name, *words]
         return subprocess.Popen(command, env=environment(), stdout=output, stderr=output, cwd=HERE.parent)
 
 
-def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted: dict, seconds_without: float) -> Line:
+def disturbed(folder: Path, layout: str, seed: int, moments: Moments, wanted: dict, seconds_without: float) -> Line:
     """A run with faults at random moments."""
     choose, injected, began = random.Random(seed), dict.fromkeys(KINDS, 0), time.monotonic()
-    process = started(folder, layout)
+    process = started(folder, layout, moments.steps)
     run_dir, in_step = folder / "run", Counter[int]()
     while process.poll() is None and time.monotonic() - began < LONGEST_SECONDS:
-        time.sleep(min(choose.expovariate(1 / mean_seconds), 4 * mean_seconds))
+        time.sleep(moments.pause(choose))
         if process.poll() is not None or not (done := numbers(run_dir)) or in_step[max(done)] == INJECTED_IN_STEP:
             continue
         in_step[max(done)] += 1
@@ -203,8 +233,8 @@ def disturbed(folder: Path, layout: str, seed: int, mean_seconds: float, wanted:
     found, words = numbers(run_dir), _last_words(folder)
     faults = [{name: row[name] for name in FIELDS if name in row} for row in ledger(run_dir)]
     return Line(
-        layout, seed, status == 0 and max(found, default=0) == STEPS, found == wanted, injected, faults,
-        time.monotonic() - began, seconds_without, "" if status == 0 else words,
+        layout, seed, status == 0 and max(found, default=0) == moments.steps, found == wanted, injected, faults,
+        time.monotonic() - began, seconds_without, "" if status == 0 else words, moments,
     )  # fmt: skip
 
 
@@ -254,7 +284,7 @@ def ledger(run_dir: Path) -> list[dict]:
 
 def lines() -> list[Line]:
     """All results so far."""
-    return [Line(**line) for line in read_lines(RESULTS)]
+    return [Line(**{**line, "moments": Moments(**line.get("moments", {}))}) for line in read_lines(RESULTS)]
 
 
 def table(found: Sequence[Line]) -> Iterator[str]:

@@ -70,6 +70,11 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
     target = read_target(arguments.on, {name: value for name, value in given.items() if value is not None})
     job = read_job(arguments.overrides, target)
     submission = submission_of(job, target)
+    if not arguments.overrides:
+        raise ConfigError(
+            "There is nothing to launch: the command has no run.",
+            remedy="Add a training command, run files or settings, such as grpo run.yaml trainer.nodes=2.",
+        )
     say_warnings(console, [*launch_advice(job, target)])
     if arguments.dry_run:
         sys.stdout.write(submission.shown)

@@ -167,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         with ended_by_signals():
             add_command = vars(importlib.import_module(f"hybridflow.cli.{name}"))["add_command"]
         add_command(partial(commands.add_parser, name, formatter_class=formatter))
+        commands.choices[name].set_defaults(parser=commands.choices[name])
     return parser
 
 
@@ -174,14 +175,13 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     """Like `parse_args`, but settings may also follow options, which argparse does not parse."""
     arguments, left = parser.parse_known_args(argv)
     settings = vars(arguments).get("overrides")
-    if left and (settings is None or any(word.startswith("-") for word in left)):
-        if settings is not None:
-            with ended_by_signals():
-                from hybridflow.launch.compose.command_line import no_option
+    if left and settings is None:
+        vars(arguments)["parser"].error(f"unrecognized arguments: {' '.join(left)}")
+    if unknown := [word for word in left if word.startswith("-")]:
+        with ended_by_signals():
+            from hybridflow.launch.compose.command_line import no_option
 
-            unknown = next(word for word in left if word.startswith("-"))
-            raise no_option(unknown, *([vars(arguments)["options"]] if "options" in arguments else []))
-        parser.error(f"unrecognized arguments: {' '.join(left)}")
+        raise no_option(unknown[0], *([vars(arguments)["options"]] if "options" in arguments else []))
     if settings is not None:
         settings.extend(left)
     return arguments

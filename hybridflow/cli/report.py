@@ -61,17 +61,17 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
 
     with ended_by_signals():
         from hybridflow.observability.report import write_report
-        from hybridflow.observability.report.document import write_page
+        from hybridflow.observability.whole_files import replace_file
 
     run_dirs, output = distinct(arguments.run_dirs), arguments.output
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise ConfigError(f"--output={output} cannot be written.", remedy="Give a file in an existing directory.")
     if len(run_dirs) == 1 and output is not None:
-        written = [write_page(output, current_page(run_dirs, is_renewed=False))]
+        written = [replace_file(output, current_page(run_dirs, is_renewed=False))]
     else:
         written = [write_report(run_dir, is_over=not is_claimed(run_dir)) for run_dir in run_dirs]
         if len(run_dirs) > 1:
-            written.append(write_page(output or _COMPARISON, current_page(run_dirs, is_renewed=False)))
+            written.append(replace_file(output or _COMPARISON, current_page(run_dirs, is_renewed=False)))
     for path in written:
         console.print(str(path), soft_wrap=True)
     if arguments.follow:
@@ -81,11 +81,11 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
 def _follow(run_dirs: Sequence[Path], path: Path) -> None:
     """Writes the page again and again, which refreshes itself meanwhile, until all runs have ended."""
     from hybridflow.elastic.claim import is_claimed
-    from hybridflow.observability.report.document import write_page
+    from hybridflow.observability.whole_files import replace_file
 
     is_on = True
     while is_on:
         is_on = any(is_claimed(run_dir) for run_dir in run_dirs)
-        write_page(path, current_page(run_dirs, is_renewed=is_on))
+        replace_file(path, current_page(run_dirs, is_renewed=is_on))
         if is_on:
             time.sleep(_SECONDS_APART)

@@ -17,6 +17,7 @@ from hybridflow.launch.plan import defaults
 from hybridflow.launch.plan.defaults import with_devices
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.prepare import Prepared, checked_length, checked_plan
+from hybridflow.observability.whole_files import replace_file
 
 Positions = Mapping[str, dict[str, int]]
 """The position of each stream of a run's data."""
@@ -74,5 +75,5 @@ def prepared_under(plan: RunPlan, prepared: Prepared, positions: Positions) -> P
         hold(checkpoint.path)
     for name, stream in prepared.data.streams.items():
         stream.restore(positions[name])
-    (prepared.directory / CONFIG_FILE).write_text(config_text(plan.composed))
+    replace_file(prepared.directory / CONFIG_FILE, config_text(plan.composed))
     return replace(prepared, plan=plan, checkpoint=checkpoint)

@@ -21,6 +21,7 @@ from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.launch.resume import Changes, check_resumable, fingerprints
 from hybridflow.observability.ending import UNRECORDED, is_unrecorded
 from hybridflow.observability.logs import LOG_FILE, configure_logging
+from hybridflow.observability.whole_files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -168,5 +169,5 @@ def _opened(earlier: EarlierRun, plan: RunPlan, data: RunData, inputs: Fingerpri
         keep_inputs(aside, directory, config_text(plan.composed))
     configure_logging(directory)
     changes.log()
-    (directory / CONFIG_FILE).write_text(config_text(plan.composed))
+    replace_file(directory / CONFIG_FILE, config_text(plan.composed))
     return checkpoint

@@ -11,6 +11,7 @@ from pathlib import Path
 from hybridflow.errors import ResourceError
 from hybridflow.observability.formatting import counted
 from hybridflow.observability.full_disk import why_full
+from hybridflow.observability.whole_files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +82,7 @@ class JsonLinesFile:
             ]
             if kept == lines:
                 return
-            aside = self.path.with_name(self.path.name + ".partial")
-            aside.write_bytes(b"".join(kept))
-            aside.replace(self.path)
+            replace_file(self.path, b"".join(kept))
             self._reopen()
         if dropped := len(lines) - len(kept):
             logger.info("file=%s dropped_lines=%d after step %d, which this run continues.", self.path, dropped, step)

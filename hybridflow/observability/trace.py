@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridflow.observability.calls import CallTotal, Section, Span, medians
+from hybridflow.observability.whole_files import replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +129,7 @@ class CallTrace:
 
     def _rewrite(self, path: Path, lines: Iterable[str]) -> None:
         """Replaces the file, so that a process killed here loses nothing."""
-        aside = path.with_name(f"{path.name}.partial")
-        aside.write_text("".join(["[\n", *self._names(), *lines]), encoding="utf-8")
-        aside.replace(path)
+        replace_file(path, "".join(["[\n", *self._names(), *lines]))
 
     def _names(self) -> list[str]:
         events = [_about("process_name", (_DRIVER, _DRIVER), name="driver")]

@@ -32,7 +32,7 @@ def engine(tmp_path: Path) -> Callable[[str], str]:
     return written
 
 
-@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("backend", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_an_engine_that_runs_the_policy_draws_from_the_trained_weights(tmp_path, backend):
     """Were the weights of step 2 not written, its log-probabilities would differ by more than rounding."""
     words = [f"rollout.engine={RECIPE}:GenerateEngine", "actor.optimizer.learning_rate=1e-2", "actor.minibatch_size=8"]

@@ -43,6 +43,7 @@ def line_of(said: str, run: int, what: str) -> int:
     return next(number for number, line in enumerate(lines) if line.startswith(f"run {run} of ") and what in line)
 
 
+@pytest.mark.slow
 def test_runs_go_at_once_as_far_as_devices_allow_and_one_that_fails_ends_no_other(
     ray_backend, tmp_path, monkeypatch, capsys
 ):

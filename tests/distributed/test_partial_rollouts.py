@@ -53,13 +53,13 @@ LAYOUTS = {
 }
 """The rollout engine and further settings, and the devices of the rollout's pool."""
 
-CASES = [
-    "one replica",
-    pytest.param("two replicas", marks=pytest.mark.slow),
-    pytest.param("vllm", marks=VLLM),
-    pytest.param("two replicas of vllm", marks=[VLLM, pytest.mark.slow]),  # each process imports vLLM
-    pytest.param("vllm on two ranks", marks=[VLLM, pytest.mark.slow]),
-]
+
+def cases(quick: str) -> list:
+    """All layouts; the tests of all but one are slow."""
+    marks = {name: [VLLM] if "vllm" in name else [] for name in LAYOUTS}
+    return [
+        pytest.param(name, marks=[*own, *([] if name == quick else [pytest.mark.slow])]) for name, own in marks.items()
+    ]
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def settings_of(folder: Path) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("layout", CASES)
+@pytest.mark.parametrize("layout", cases(quick="one replica"))
 def test_a_rollout_in_its_own_pool_is_interrupted_by_new_weights_and_replays_bit_for_bit(
     run: Callable[..., Path], ray_backend: Backend, layout: str
 ):
@@ -125,7 +125,7 @@ def responses(run_dir: Path) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("layout", CASES)
+@pytest.mark.parametrize("layout", cases(quick="vllm"))
 def test_weights_that_do_not_change_give_the_tokens_of_the_synchronous_run(
     run: Callable[..., Path], ray_backend: Backend, tmp_path: Path, layout: str
 ):

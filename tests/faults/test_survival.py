@@ -147,9 +147,10 @@ PlannedDirectory.write = write_or_die
     "words",
     [
         pytest.param(["trainer.snapshot_fraction=0"], id="from a checkpoint"),
-        pytest.param(["trainer.devices=2"], id="one of two ranks", marks=pytest.mark.slow),
+        pytest.param(["trainer.devices=2"], id="one of two ranks"),
     ],
 )
+@pytest.mark.slow
 def test_a_trained_model_that_dies_while_its_checkpoint_is_written_in_the_background_is_saved_again(
     ray_backend: Backend, command: MakeCommand, whole: MakeWhole, words: list[str], tmp_path: Path
 ):
@@ -200,9 +201,8 @@ def test_a_rollout_that_dies_before_it_receives_weights_leaves_the_trained_model
     assert (fault["pools"], fault["resumed_step"]) == ("generation", fault["step"]), "the sender has left its call"
 
 
-@pytest.mark.parametrize(
-    "call", [pytest.param(6, marks=pytest.mark.slow, id="in an evaluation"), pytest.param(7, id="in a step")]
-)
+@pytest.mark.parametrize("call", [pytest.param(6, id="in an evaluation"), pytest.param(7, id="in a step")])
+@pytest.mark.slow
 def test_batches_that_were_generated_ahead_are_asked_for_again_after_a_fault(
     ray_backend: Backend, command: MakeCommand, whole: MakeWhole, call: int
 ):

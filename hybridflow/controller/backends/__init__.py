@@ -17,9 +17,9 @@ __all__ = [
     "make_backend",
 ]
 
-# Ray would print the last 20 lines of the log of a raylet that dies; the run's own message says what is lost. Ray reads
-# this when it is imported.
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^Raylet is terminated")
+# Ray would print the last 20 lines of the log of a raylet that dies, and a paragraph for a worker that does; the run's
+# own message says what is lost. Ray reads this when it is imported.
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "^(Raylet is terminated|A worker died or was killed)")
 
 
 def make_backend(kind: str, options: BackendOptions) -> Backend:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -229,6 +230,11 @@ def _check_container(job: Job, target: Target) -> None:
             remedy="Mount the directory elsewhere.",
         )
     visible = [*directories, *([Path.cwd()] if target.directory is None else [])]
+    if target.uses_pyxis and target.directory is None and re.search("[,:]", str(Path.cwd())):
+        raise ConfigError(
+            f"The container gets this directory, {Path.cwd()}, but a path with a comma or colon cannot be mounted.",
+            remedy="Start the command in another directory, or give --directory, one of the container.",
+        )
     if not target.uses_pyxis:  # Apptainer mounts these
         visible += [Path.cwd(), Path.home()]
     run_dir = Path(target.directory or Path.cwd(), job.run_dir)

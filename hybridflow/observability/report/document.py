@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from importlib.resources import files
-from pathlib import Path
 
 from hybridflow.observability.printable import shown
 
@@ -28,17 +27,6 @@ def html_table(kind: str, titles: Iterable[str], rows: Iterable[str]) -> str:
         f'<div class="card scroll"><table class="{kind}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table></div>"
     )
-
-
-def write_page(path: Path, page: str) -> Path:
-    """Writes a page so that a browser never reads half of it; returns the path."""
-    aside = path.with_name(f"{path.name}.partial")
-    try:
-        aside.write_text(page, encoding="utf-8", errors="replace")
-        return aside.replace(path)
-    except OSError:  # a full disk would keep a part of the page
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def _asset(name: str) -> str:

@@ -12,12 +12,13 @@ from hybridflow.observability.progress import eval_label
 from hybridflow.observability.report.catalogue import charts, other_charts
 from hybridflow.observability.report.charts import chart_card, sparkline
 from hybridflow.observability.report.config import config_section
-from hybridflow.observability.report.document import html_page, write_page
+from hybridflow.observability.report.document import html_page
 from hybridflow.observability.report.faults import faults_section
 from hybridflow.observability.report.record import RunRecord, Series, read_record
 from hybridflow.observability.report.samples import samples_section
 from hybridflow.observability.report.timeline import timeline_section
 from hybridflow.observability.report.timing import timing_section
+from hybridflow.observability.whole_files import replace_file
 
 _HEADLINE_STEPS = 5
 _MAX_EVAL_TILES = 3
@@ -30,7 +31,7 @@ def write_report(run_dir: Path, *, is_over: bool = False) -> Path:
     ending, the page refreshes itself.
     """
     record = current_record(run_dir, is_over=is_over)
-    return write_page(run_dir / "report.html", report_page(record, is_renewed=record.ending is None))
+    return replace_file(run_dir / "report.html", report_page(record, is_renewed=record.ending is None))
 
 
 def current_record(run_dir: Path, *, is_over: bool) -> RunRecord:

@@ -45,6 +45,14 @@ def test_the_version_is_printed_and_help_lists_training_first(capsys):
     assert places == sorted(places)
 
 
+def test_the_usage_after_a_wrong_option_is_that_of_the_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--bogus"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("usage: hybridflow doctor [-h]") and "unrecognized arguments: --bogus" in said
+
+
 def test_no_word_is_two_commands():
     assert not set(_COMMANDS) & {RUN, COMPLETE, *command_words()}
 

@@ -174,6 +174,7 @@ def test_the_critic_of_openrlhf_begins_as_the_reward_model_and_vllm_engines_are_
 
 def test_a_limit_of_prompt_and_response_together_is_named(capsys):
     sft = ["trl", "sft", "--model_name_or_path", "a", "--dataset_name", "b", "--num_processes", "1"]
+    sft.append("--assistant_only_loss")
     words, rest = printed([*sft, "--max_length", "2048"], capsys, status=2)
     assert {"data.max_prompt_tokens=1024", "data.max_response_tokens=1024"} <= set(words)
     assert "max_length=2048: it limits prompt and response together" in rest
@@ -183,6 +184,14 @@ def test_a_limit_of_prompt_and_response_together_is_named(capsys):
     words, rest = printed([*shlex.split(command), "--output_key", "reply"], capsys, status=2)
     assert "max_len=4096: it limits prompt and response together" in rest.partition("implied")[0]
     assert {"trainer.devices=4", "data.answer_key=reply"} <= set(words)
+
+
+def test_the_messages_from_which_trl_learns_are_named(capsys):
+    sft = ["trl", "sft", "--model_name_or_path", "a", "--dataset_name", "b", "--num_processes", "1"]
+    _, rest = printed(sft, capsys, status=2)
+    assert "assistant_only_loss=false: of a conversation, TRL learns all messages; here, only the replies" in rest
+    _, rest = printed([*sft, "--assistant_only_loss", "true"], capsys)
+    assert "assistant_only_loss: of a conversation, only the replies are learned" in rest
 
 
 def test_deepspeed_takes_all_gpus(capsys):

@@ -134,6 +134,9 @@ def test_any_part_of_a_script_is_read_or_rejected():
         ("N=${1:-7}", "7"),
         ("N=${#N}", "${#N}"),
         ("N=$?", "$?"),
+        ("M=$(echo ')'); N=9", "9"),
+        ('M=$(echo ")\\")"); N=9', "9"),
+        ("bash <<EOF\nN=9\nEOF", "4"),
     ],
 )
 def test_a_variable_has_the_value_that_bash_gives_it_or_none(script, word):
@@ -160,6 +163,7 @@ def test_a_variable_has_the_value_that_bash_gives_it_or_none(script, word):
         "A=(x y)\nrun $A ${A[@]}",
         "cat <<EOF\n\tEOF\nrun no\nEOF\nrun yes",
         "cat <<-EOF\n\ta\n\tEOF\nrun yes",
+        "bash <<EOF\n# about it\nrun a \\\n  b\nEOF\ntrue",
     ],
 )
 def test_a_command_has_the_words_that_bash_gives_it(tmp_path, script):

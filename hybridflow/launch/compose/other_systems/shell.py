@@ -332,7 +332,7 @@ class _Script:
             self._here.append((target[0], sign == "<<-", words))
 
     def _read_documents(self) -> None:
-        """`read -r -d '' NAME <<EOF` assigns a text; other here-documents are skipped."""
+        """`read -r -d '' NAME <<EOF` assigns a text, `bash <<EOF` executes it; other here-documents are skipped."""
         for end, is_indented, words in self._here:
             line = ("^\t*" if is_indented else "^") + re.escape(end) + "$"
             closed = re.compile(line, re.MULTILINE).search(self._text, self._at)
@@ -342,6 +342,8 @@ class _Script:
             self._at = closed.end()
             if words[:1] == ["read"]:
                 self._values[words[-1]] = self._inner(text.replace('"', '\\"'))
+            elif words[:1] in (["bash"], ["sh"]):
+                self._text = f"{self._text[: self._at]}\n({text})\n{self._text[self._at :]}"
         self._here = []
 
     def _skip_line(self) -> None:
@@ -362,7 +364,14 @@ class _Script:
             character = self._peek()
             depth += (character == begin) - (character == end)
             self._at += 1
+            if begin == "(" and character in "'\"":
+                self._skip_quoted(character)
         return self._text[start : self._at - 1].replace(_CONTINUED, "")
+
+    def _skip_quoted(self, quote: str) -> None:
+        while (character := self._peek()) != quote:
+            self._at += 2 if character == "\\" and quote == '"' else 1
+        self._at += 1
 
     def _peek(self) -> str:
         if self._at >= len(self._text):

@@ -163,12 +163,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     def like_these() -> list[Line]:
         return [line for line in lines() if line.layout in layouts and line.moments == moments]
 
-    def injected() -> int:
-        return sum(sum(line.injected.values()) for line in like_these())
+    def survived() -> int:
+        return sum(len(line.faults) for line in like_these())
 
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         whole: dict[str, tuple[dict, float]] = {}
-        while injected() < options.faults:
+        while survived() < options.faults:
             layout, seed = layouts[seed % len(layouts)], seed + 1
             if any((line.layout, line.seed) == (layout, seed) for line in like_these()):
                 continue

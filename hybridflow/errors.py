@@ -240,6 +240,10 @@ class NodeLost(WorkerDied):
     """A worker process that ended with its node."""
 
 
+class OutputLost(WorkerError):
+    """The output of a call that cannot be read any more, although all processes are alive."""
+
+
 _KINDS = {
     kind.__name__: kind
     for kind in (HybridflowError, NumericError, StaleWeightsError, *HybridflowError.__subclasses__())

@@ -56,6 +56,7 @@ if [[ -n $run_file ]]; then
   printf '%s\n' "$run_file" > "$file"
   run="hybridflow run $file"
 fi
+run="exec $run"  # a shell that waits for it would be ended by a notice
 
 # A notice of Slurm (time limit, preemption), and the loss of a node.
 trap 'say "Notice: the run saves a checkpoint and ends."; stop' USR1 TERM
@@ -85,7 +86,7 @@ if ((${#nodes[@]} > 1)); then
   watch & watching=$!
   run="export RAY_ADDRESS=$head:$port
     python -m hybridflow.launch.nodes ${wait_for[*]} ${nodes[*]} || exit
-    exec $run"
+    $run"
 fi
 
 say "Start ${SLURM_RESTART_COUNT:-0} on ${nodes[*]}"

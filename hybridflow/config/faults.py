@@ -37,7 +37,8 @@ class Faults(Section):
     """Processes that are killed or crash (on Ray): respawn or stop."""
 
     lost_node: FaultPolicy = FaultPolicy.respawn
-    """Nodes that are lost (on Ray); their processes start where there is room: respawn or stop."""
+    """Nodes, or outputs of calls, that are lost (on Ray); their processes start where there is room: respawn or
+    stop."""
 
     storage: FaultPolicy = FaultPolicy.stop
     """Files that cannot be read or written: retry or stop."""
@@ -71,7 +72,7 @@ _RETRY, _RESPAWN, _ROLL_BACK, _STOP = FaultPolicy
 KINDS = (
     Kind("hang", ["WorkerHangs"], [_RESPAWN, _STOP]),
     Kind("memory", ["WorkerOutOfMemory", "OutOfMemoryError", "MemoryError"], [_RESPAWN, _STOP], most_in_step=1),
-    Kind("lost_node", ["NodeLost", "ClusterLost"], [_RESPAWN, _STOP]),
+    Kind("lost_node", ["NodeLost", "ClusterLost", "OutputLost"], [_RESPAWN, _STOP]),
     Kind("process", ["WorkerDied"], [_RESPAWN, _STOP]),
     Kind("numeric", ["NumericError"], [_ROLL_BACK, _STOP]),
     Kind("data", ["DataError", "BatchError", "UnicodeError"], [_ROLL_BACK, _STOP]),

@@ -192,12 +192,12 @@ def stall(stalled: Sequence[Stalled], seconds: float) -> WorkerHangs:
     names = ", ".join(f"rank {each.process.rank} of '{each.process.role}'" for each in waiting[:_MOST_NAMED])
     names += f" and {len(waiting) - _MOST_NAMED} others" if len(waiting) > _MOST_NAMED else ""
     does = "wait" if len(waiting) > 1 else "waits"
-    others = f" {names} {does} in a collective operation." if waiting else ""
+    others = f" {names[0].upper()}{names[1:]} {does} in a collective operation." if waiting else ""
     also = " It waits in a collective operation too: ranks may have called different ones." if not culprits else ""
     return _hanging(
         first,
         stalled,
-        f"hangs in {first.call}: for {seconds:.0f} s, no process of the run has used the processor, or generated,"
+        f"hangs in {first.call}: for {seconds:.0f} s, no process of the run has used a CPU, or generated,"
         f" scored or trained on anything.{others}{also}",
         "If it only waits, for example for a server, raise trainer.hang_timeout_seconds, or declare the wait with"
         " ACTIVITY.waiting(seconds) of hybridflow.observability.activity.",
@@ -251,6 +251,11 @@ def how_it_ended(report: str) -> str:
     return (telling or lines)[0].partition(" Some common causes")[0].rstrip(".")
 
 
+def is_of_lost_output(kind: str) -> bool:
+    """Whether the backend's exception with this name says that the output of a call is lost."""
+    return kind in _LOST
+
+
 def backend_failure(kind: str, report: str) -> tuple[str, str]:
     """Message and remedy for a call that the backend could not execute; `kind` is the name of its exception."""
     lines = _lines(report)
@@ -260,7 +265,7 @@ def backend_failure(kind: str, report: str) -> tuple[str, str]:
             f"A worker process cannot import a module that it needs: {missing}.",
             "Install the module on every node, or add its directory to PYTHONPATH before starting the run.",
         )
-    if kind in _LOST:
+    if is_of_lost_output(kind):
         return (
             f"The output of a stage is lost: {lines[0]}",
             "A node was lost, or its object store ran out of memory; start the run again from the last checkpoint.",

@@ -28,10 +28,15 @@ class Snapshot:
 
 
 class Snapshots:
-    """Takes copies, of which it keeps the latest as `last` (None before the first), and restores it."""
+    """Takes copies, of which it keeps the latest as `last` (None before the first), and restores it.
+
+    A copy during whose restoration a process has ended is used once more, since the process may have ended for another
+    reason.
+    """
 
     def __init__(self, run: Run) -> None:
         self.last: Snapshot | None = None
+        self._suspect: Snapshot | None = None
         self._run = run
 
     def keep(self, step: int, state: Callable[[], Mapping[str, object]]) -> None:
@@ -53,6 +58,8 @@ class Snapshots:
         try:
             wait(*(role.roll_back(kept.roles[name]) for name, role in self._run.learners.items()))
         except (WorkerDied, WorkerHangs):
+            if kept is not self._suspect:
+                self.last = self._suspect = kept
             raise
         except WorkerError as error:
             logger.warning("the copy of the trained state after step %d is lost: %s", kept.step, error.message)

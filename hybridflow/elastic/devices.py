@@ -28,7 +28,7 @@ class ElasticDevices(Generic[PlanT]):
 
         if devices.grows():       # between two steps
             ...                   # save; `devices.plan` is the next plan
-        devices.shrink()          # after nodes were lost; waits until there are `min_devices`
+        devices.shrink(is_asked_to_stop)  # after nodes were lost; waits until there are `min_devices`
 
     `used` and `most` are the devices that the run uses and may use. `look` returns those of each node that it could
     have, `plan_on` plans for the devices of such nodes, and `size_of` returns how many a plan uses.
@@ -67,7 +67,7 @@ class ElasticDevices(Generic[PlanT]):
             plan = self._plan_on(counts)
         except HybridflowError as error:
             known = counted(self.used, "device"), sum(counts), error.message
-            logger.warning("the run stays on %s of %d available ones: %s", *known)
+            logger.warning("the run stays on %s, although %d are available: %s", *known)
             self._of_no_use.add(tuple(counts))
             return False
         if self._size_of(plan) <= self.used:
@@ -77,8 +77,11 @@ class ElasticDevices(Generic[PlanT]):
         self.plan = plan
         return True
 
-    def shrink(self) -> None:
-        """Plans for the devices that are left, once there are `min_devices`; raises `ResourceError` without them."""
+    def shrink(self, is_asked_to_stop: Callable[[], bool]) -> None:
+        """Plans for the devices that are left, once there are `min_devices`.
+
+        Raises `ResourceError` without them, and `KeyboardInterrupt` if the run is asked to stop meanwhile.
+        """
         least = self._bounds.min_devices or self.used
         deadline, is_logged = time.monotonic() + self._patience_seconds, False
         while sum(counts := self._within(self._look())) < least:
@@ -93,6 +96,8 @@ class ElasticDevices(Generic[PlanT]):
             if not is_logged:
                 is_logged = True
                 logger.warning("the run waits up to %g s for more devices: it has %s", self._patience_seconds, left)
+            if is_asked_to_stop():
+                raise KeyboardInterrupt
             time.sleep(_WAIT_SECONDS)
         self.plan = self._plan_on(counts)
 

@@ -95,7 +95,8 @@ class FaultRecovery:
         self._pools: set[str] = set()
         self._raised_in: set[str] = set()
         """The pools of processes that raised an error and must be replaced."""
-        self._retries = 0
+        self._in_step = 0
+        """The number of faults in the step of the last one."""
 
     def reached(self, step: int) -> None:
         """Notes that the run is at the state after a step. Has no effect between a fault and `continued`."""
@@ -160,8 +161,7 @@ class FaultRecovery:
         restore a snapshot or checkpoint; without a copy, all trained models start from scratch.
         """
         if self._policy is FaultPolicy.retry:
-            time.sleep(_FIRST_PAUSE_SECONDS * 2**self._retries)
-            self._retries += 1
+            time.sleep(_FIRST_PAUSE_SECONDS * 2 ** (self._in_step - 1))
         broken = self._calls.broken(_LEAVE_SECONDS)
         lost = broken.pools | self._raised_in
         self._is_kept &= broken.is_unchanged and not lost & self._learner_pools
@@ -197,7 +197,7 @@ class FaultRecovery:
             done, seconds, step, f", from {source}" if source else "",
             f", {counted(lost, 'step')} back" if lost else "", several, cost,
         )  # fmt: skip
-        self._is_kept, self._retries = True, 0
+        self._is_kept = True
         self._pools.clear()
         self._raised_in.clear()
 
@@ -219,14 +219,14 @@ class FaultRecovery:
             self._history.recent.popleft()
         self._history.recent.append(now)
         self._history.at_step[step, kind.name] += 1
+        self._in_step = sum(count for (at, _), count in self._history.at_step.items() if at == step)
 
     def _reason_to_end(self, kind: Kind, step: int) -> str:
         """The limit that the faults have exceeded; empty if none."""
-        in_step = sum(count for (at, _), count in self._history.at_step.items() if at == step)
         if len(self._history.recent) > self._most:
             return f"{counted(len(self._history.recent), 'fault')} within an hour (trainer.max_faults={self._most})"
-        if in_step > MOST_IN_STEP or self._history.at_step[step, kind.name] > kind.most_in_step:
-            return f"{counted(in_step, 'fault')} in step {step}"
+        if self._in_step > MOST_IN_STEP or self._history.at_step[step, kind.name] > kind.most_in_step:
+            return f"{counted(self._in_step, 'fault')} in step {step}"
         return ""
 
     def _noted(self, error: Exception, kind: Kind, policy: FaultPolicy, step: int) -> dict[str, Any]:

@@ -103,8 +103,9 @@ class Mirror:
                 failing_since = failing_since or time.monotonic()
                 self._note_failure(error)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._is_hurried or self._is_ended, timeout=pause)
-                time.sleep(_FIRST_PAUSE_SECONDS)
+                    is_woken = self._changed.wait_for(lambda: self._is_hurried or self._is_ended, timeout=pause)
+                if is_woken:
+                    time.sleep(_FIRST_PAUSE_SECONDS)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
             with self._changed:
@@ -121,7 +122,9 @@ class Mirror:
             self._failed += 1
             self._changed.notify_all()
         if is_first:
-            logger.warning("the copy of the checkpoints failed and is tried again: %s", self._error.message)
+            logger.warning(
+                "copying the checkpoints to %s failed, and will be retried: %s", self._remote.url, self._error.message
+            )
 
     def _synchronize(self) -> None:
         here = self._complete_here()
@@ -131,7 +134,8 @@ class Mirror:
         there = {step: found for step, found in self._remote.complete().items() if step <= max(here)}
         kept = self._store.keep.kept({step: self._evaluation(step, here) for step in there.keys() | here.keys()})
         for step in sorted(kept & here.keys(), reverse=True):
-            if step not in there or there[step].digest != here[step].digest:
+            is_there = step in there and there[step].digest == here[step].digest
+            if not is_there and self._store.place(step).is_dir():  # an upload may last until it is deleted
                 self._upload(here[step])
         self._remote.delete_incomplete()
         for step in sorted(there.keys() - kept):

@@ -88,22 +88,24 @@ class OpenedRun:
             try:
                 return self.loop.run()
             except NewPlan as change:
-                if self._context.stop.signal is not None:
-                    raise change.__cause__ or change from None
-                self._change_plan(is_loss=change.__cause__ is not None)
+                if self._context.stop.signal is None:
+                    self._change_plan(is_loss=change.__cause__ is not None)
+                elif change.__cause__ is not None:
+                    raise change.__cause__ from None
+                # else the loop, which has saved the last step, ends
 
     def _change_plan(self, *, is_loss: bool) -> None:
         context, devices = self._context, self._roles.devices
         try:
             context.moved_at = time.monotonic()
             if is_loss:
-                devices.shrink()
+                devices.shrink(lambda: context.stop.signal is not None)
             assert devices.plan is not None, "there is no other plan"
             context.moved = f"{counted(num_devices(devices.plan.config), 'device')} instead of {devices.used}"
             self._stack.close()
             self._prepared = prepared_under(devices.plan, self._prepared, self._positions)
             self._roles = self._stack.enter_context(_started(self._prepared, context))
-        except HybridflowError:
+        except (HybridflowError, KeyboardInterrupt):
             if self.run.recovery is not None:
                 self.run.recovery.ended()
             raise

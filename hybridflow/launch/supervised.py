@@ -66,6 +66,12 @@ def supervised(run: Callable[[Start], int], *, restarts: int, run_dir: Path, sto
     return _Supervisor(run, run_dir, stop, console).outcome(restarts)
 
 
+def _is_reported(error: BaseException) -> bool:
+    """Whether an error ends the run: another process might survive a lack of memory, or the end of the run's Ray."""
+    is_of_ray = type(error).__module__.partition(".")[0] == "ray"
+    return isinstance(error, Exception) and not isinstance(error, MemoryError) and not is_of_ray
+
+
 class _Supervisor:
     """Forks one child process at a time, waits for it, and ends the processes that it has left behind."""
 
@@ -112,6 +118,11 @@ class _Supervisor:
         os.set_blocking(read, False)
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # each process has its own handlers
         parent, began = os.getpid(), time.time()
+        if self._asked is not None:  # before the signals were blocked
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+            for descriptor in (read, write):
+                os.close(descriptor)
+            return status_after(self._asked), True
         self._child = child = os.fork()
         if self._child == 0:
             os.close(read)
@@ -136,7 +147,7 @@ class _Supervisor:
 
     def _be_child(self, start: Start, parent: int, write: int, masked: Iterable[int]) -> NoReturn:
         """Executes the run and ends the child process, without returning to the code of its parent."""
-        status = 1
+        status, said = 1, b""
         try:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != parent:
@@ -151,9 +162,10 @@ class _Supervisor:
                 said = str(status).encode()
             except RayEnded:
                 said = _RAY
-            os.write(write, said)
-        except BaseException:  # noqa: BLE001 (as Python would end the process: shown, and status 1)
+        except BaseException as error:  # noqa: BLE001 (as Python would end the process: shown, and status 1)
             traceback.print_exc()
+            said = str(status).encode() if _is_reported(error) else b""
+        os.write(write, said)
         leave(status)
         os._exit(status)
 

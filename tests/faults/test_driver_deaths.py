@@ -63,12 +63,48 @@ def test_signals_reach_the_run_and_it_is_not_started_again(processes: Processes,
     assert not (run.run_dir / FAULTS_FILE).exists()
 
 
-def test_an_error_that_the_run_reports_is_not_repeated(processes: Processes, tmp_path: Path):
-    (tmp_path / "own.py").write_text("def fails(completions):\n    raise ValueError('no answer')\n")
+OWN = """
+from hybridflow.dataflows.grpo import GRPO
+
+def fails(completions):
+    raise ValueError("no answer")
+
+class Fails(GRPO):
+    def learn(self, batch):
+        raise ZeroDivisionError("no answer")
+"""
+
+
+@pytest.mark.parametrize("setting", ["reward.functions=[{}:fails]", "dataflow={}:Fails"])
+def test_an_error_of_the_run_is_not_repeated(processes: Processes, tmp_path: Path, setting: str):
+    (tmp_path / "own.py").write_text(OWN)
     run = Command(processes, tmp_path, *ALGORITHMS["grpo"])
-    ended = run.start("trainer.restarts=3", f"reward.functions=[{tmp_path}/own.py:fails]")
+    ended = run.start("trainer.restarts=3", setting.format(tmp_path / "own.py"))
     assert ended.status == 1, ended.said
     assert "no answer" in ended.words and ended.words.count("starting") == 1
+
+
+SIGNALED = """
+import os, signal, sys
+from pathlib import Path
+from hybridflow.elastic.stopping import Stop
+from hybridflow.launch.supervised import supervised
+
+class Console:
+    def print(self, *words, **options):
+        os.kill(os.getpid(), signal.SIGTERM)  # between two starts
+
+def run(start):
+    print("run", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+print("status", supervised(run, restarts=3, run_dir=Path(sys.argv[1]), stop=Stop(), console=Console()))
+"""
+
+
+def test_a_signal_between_two_starts_ends_the_run(tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", SIGNALED, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["run", "status 143", ""]
 
 
 def test_a_restart_needs_the_checkpoints_of_the_run(tmp_path: Path):

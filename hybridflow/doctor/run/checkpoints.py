@@ -34,7 +34,8 @@ def checkpoints(run: RunDirectory) -> Iterator[Finding]:
             f"It is passed over. To delete it: rm -r {shlex.quote(str(path))}",
         )
     for step in () if run.is_alive else run.unfinished_saves:
-        found = f"{step_name(step)} was being saved when the run ended; the next start deletes the rest"
+        rest = "the next save deletes the rest (on another machine, after a day)"
+        found = f"{step_name(step)} was being saved when the run ended; {rest}"
         yield skipped("checkpoints", found)
     if not paths:
         every = run.setting("trainer.save_every")
@@ -60,7 +61,10 @@ def resuming(run: RunDirectory) -> Iterator[Finding]:
         return
     again = resume_command(run)
     if not whole:
-        yield ok("resume", "from the beginning, as there is no usable checkpoint", f"Start it again: {again}")
+        url = run.setting("trainer.checkpoint_url")
+        unless = f", unless {url} has one (not examined)" if url else ""
+        found = f"from the beginning, as there is no usable checkpoint here{unless}"
+        yield ok("resume", found, f"Start it again: {again}")
         return
     if run.ending is not None and run.ending.how == "failed":
         again += " (after changing code or data, with trainer.resume_changed=accept)"

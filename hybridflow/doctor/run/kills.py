@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,9 @@ _LESS_MEMORY = (
     "Use less memory (lower actor.microbatch_tokens or rollout.max_sequences, set trainer.snapshot_fraction=0), or a"
     " machine or container with more."
 )
+_OF_A_RUN = ("python", "ray", "hybridflow", "VLLM")
+"""The beginnings of the names of a run's processes."""
+
 _WORDS = ("WorkerDied", "out of memory", "OutOfMemory")
 
 
@@ -75,9 +78,7 @@ def _kernel(run: RunDirectory, since: datetime, until: datetime) -> Iterator[Fin
                 "kernel", "its log cannot be read here, so a lack of memory is not excluded (dmesg needs more rights)"
             )
         return
-    near = [kill for kill in found if since <= kill.time <= until]
-    own = [kill for kill in near if run.start and kill.pid == run.start.pid] or near
-    if own:
+    if own := kills_of_run(found, run.start.pid if run.start else 0, since, until):
         kill = own[-1]
         yield problem(
             "killed by",
@@ -85,7 +86,14 @@ def _kernel(run: RunDirectory, since: datetime, until: datetime) -> Iterator[Fin
             _LESS_MEMORY,
         )
     else:
-        yield ok("kernel", "its log has no process that was killed for a lack of memory at that time")
+        yield ok("kernel", "its log shows no process of the run that was killed for lack of memory at that time")
+
+
+def kills_of_run(found: Sequence[Kill], pid: int, since: datetime, until: datetime) -> list[Kill]:
+    """Those of the process with this id; else those at the end that may be of its workers, whose ids are not known."""
+    during = [kill for kill in found if since <= kill.time <= until]
+    own = [kill for kill in during if kill.pid == pid]
+    return own or [kill for kill in during if kill.time >= until - 2 * _MARGIN and kill.name.startswith(_OF_A_RUN)]
 
 
 def _kernel_kills() -> list[Kill] | None:

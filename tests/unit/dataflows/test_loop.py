@@ -18,6 +18,7 @@ from hybridflow.dataflows.interface import Dataflow, NoSettings
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.run import Run
 from hybridflow.elastic.checkpoint import CheckpointStore
+from hybridflow.elastic.devices import NewPlan
 from hybridflow.elastic.retention import Retention
 from hybridflow.elastic.stopping import Abandoned
 from hybridflow.errors import ConfigError, NumericError, ResourceError, WorkerError
@@ -308,6 +309,23 @@ def test_an_abandoned_step_is_never_saved_half_done(toy_dir, tmp_path, learns):
     if not learns:  # the prompts of the third step are still to come
         state = run.checkpoints.latest().driver_state()
         assert state["dataflow"]["total"] == run.tracker.rows[2]["total"] != run.dataflow.total
+
+
+def test_a_run_that_is_asked_to_stop_while_it_saves_in_order_to_grow_ends_if_it_goes_on(toy_dir, tmp_path):
+    trainer = Trainer(total_steps=5, eval_every=0, samples_every=0, save_every=9)
+    run = run_of(toy_dir(), tmp_path, trainer, evaluated=False)
+
+    def grows() -> bool:
+        run.stop.signal = signal.SIGTERM
+        return True
+
+    loop = Loop(replace(run, grows=grows))
+    with pytest.raises(NewPlan):
+        loop.run()
+    outcome = loop.run()
+    assert outcome.stopped is not None
+    assert (outcome.steps, outcome.stopped.by, outcome.stopped.saved_step) == (1, "SIGTERM", 1)
+    assert saved(run) == ["step_1"] and list(run.tracker.rows) == [1]
 
 
 @pytest.mark.parametrize("in_background", [True, False])

@@ -1,8 +1,10 @@
 """The loop after a fault: from the beginning of the step, a copy in memory, a checkpoint, or the start."""
 
 import json
+import time
 from collections.abc import Collection
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +15,12 @@ from hybridflow.config.faults import KINDS, FaultPolicy, Faults
 from hybridflow.config.loop import Trainer
 from hybridflow.controller.backends.interface import Broken
 from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.failures import call_failed
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.dataflows.loop import Loop
 from hybridflow.dataflows.run import Run
+from hybridflow.dataflows.snapshots import Snapshot, Snapshots
 from hybridflow.elastic.checkpoint import step_of
 from hybridflow.elastic.fault_recovery import FaultRecovery, kind_of
 from hybridflow.elastic.mirror import Mirror
@@ -27,6 +31,7 @@ from hybridflow.errors import (
     ConfigError,
     NodeLost,
     NumericError,
+    OutputLost,
     RewardError,
     WorkerDied,
     WorkerError,
@@ -220,13 +225,33 @@ def test_a_roll_back_leaves_out_the_batch_of_its_step(toy_dir, tmp_path, caplog,
 
 
 def test_a_fault_that_repeats_ends_the_run_with_the_history(toy_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr("hybridflow.elastic.fault_recovery._FIRST_PAUSE_SECONDS", 0.0)
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append)
+    monkeypatch.setattr("hybridflow.elastic.fault_recovery.time", clock)
     run = failing(toy_dir(), tmp_path / "run", RewardError("no", remedy="wait"), times=9, user_code="retry")
     with pytest.raises(RewardError) as caught:
         Loop(run).run()
     assert "The run ends here, after 4 faults in step 4" in caught.value.message
     assert caught.value.message.count("step 4, user_code (RewardError)") == 4
     assert [fault["policy"] for fault in faults_of(tmp_path / "run")] == ["retry"] * 4
+    assert pauses == [1.0, 2.0, 4.0]
+
+
+class Dying:
+    """A trained role whose process dies when it is to restore a copy."""
+
+    def roll_back(self, kept: BatchRef) -> None:
+        raise WorkerDied("a process died", **PLACE)
+
+
+def test_a_copy_during_whose_restoration_a_process_died_is_used_once_more(toy_dir, tmp_path):
+    run = replace(failing(toy_dir(), tmp_path / "run", None), learners={"actor": Dying()})
+    copies = Snapshots(run)
+    copies.last = kept = Snapshot(3, {}, {"actor": BatchRef.of(Batch({}), run.calls)})
+    for expected in (kept, None):
+        with pytest.raises(WorkerDied):
+            copies.restore()
+        assert copies.last is expected
 
 
 @pytest.mark.parametrize(
@@ -316,6 +341,7 @@ def raised(error: Exception) -> WorkerError:
         (WorkerOutOfMemory("killed", **PLACE), "memory"),
         (raised(torch.OutOfMemoryError("CUDA out of memory")), "memory"),
         (NodeLost("gone", **PLACE), "lost_node"),
+        (OutputLost("gone", **PLACE), "lost_node"),
         (WorkerDied("killed", **PLACE), "process"),
         (raised(NumericError("nan", remedy="")), "numeric"),
         (raised(BatchError("rows", remedy="")), "data"),

@@ -18,7 +18,7 @@ from hybridflow.cli.main import main
 from hybridflow.doctor.finding import Finding, Status, what_to_do
 from hybridflow.doctor.run import disk as disk_room
 from hybridflow.doctor.run.all import examine_run
-from hybridflow.doctor.run.kills import kills_in
+from hybridflow.doctor.run.kills import Kill, kills_in, kills_of_run
 from hybridflow.elastic.claim import claim, release
 from hybridflow.errors import DataError
 from hybridflow.observability.ending import Ending, read_ending, write_ending
@@ -376,3 +376,13 @@ def test_a_run_with_a_checkpoint_was_not_killed_while_it_started(copy):
 def test_a_damaged_ending_is_none(copy, text):
     (copy / "ending.json").write_text(text)
     assert read_ending(copy) is None and "was killed" in examined(copy)["ending"].found
+
+
+def test_only_processes_that_may_belong_to_the_run_are_its_kills():
+    since, until = datetime(2026, 1, 1), datetime(2026, 1, 3, 0, 2)
+    early, late = datetime(2026, 1, 1, 12), datetime(2026, 1, 3)
+    driver, other = Kill(early, 7, "python3"), Kill(early, 8, "python3")
+    worker, browser = Kill(late, 9, "ray::RayHost"), Kill(late, 10, "chrome")
+    assert kills_of_run([other, driver, worker], 7, since, until) == [driver]
+    assert kills_of_run([other, worker, browser], 7, since, until) == [worker]
+    assert kills_of_run([other, browser], 7, since, until) == []

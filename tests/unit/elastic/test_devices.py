@@ -37,6 +37,10 @@ def elastic(monkeypatch, clock: Clock, plan_on=sum, *, most: int | None = None, 
     )
 
 
+def never() -> bool:
+    return False
+
+
 def test_a_run_grows_only_some_time_after_its_last_plan(monkeypatch):
     clock = Clock((0, [4, 4]))
     run = elastic(monkeypatch, clock)
@@ -88,18 +92,25 @@ def test_a_run_that_is_not_elastic_never_looks(monkeypatch):
 
 def test_a_run_continues_on_the_devices_that_are_left(monkeypatch):
     run = elastic(monkeypatch, Clock((0, [2, 1])))
-    run.shrink()
+    run.shrink(never)
     assert run.plan == 3
 
 
 def test_below_its_bound_a_run_waits_for_devices(monkeypatch):
     clock = Clock((0, [1]), (30, [1, 2]))
     run = elastic(monkeypatch, clock)
-    run.shrink()
+    run.shrink(never)
     assert run.plan == 3 and clock.now == 30.0
 
 
 def test_a_run_ends_if_too_few_devices_come(monkeypatch):
     with pytest.raises(ResourceError, match="only 1 of 4 devices left, and trainer.elastic.min_devices=2") as ended:
-        elastic(monkeypatch, Clock((0, [1]))).shrink()
+        elastic(monkeypatch, Clock((0, [1]))).shrink(never)
     assert "lower trainer.elastic.min_devices" in ended.value.remedy
+
+
+def test_a_run_that_waits_for_devices_ends_when_it_is_asked_to(monkeypatch):
+    clock = Clock((0, [1]))
+    with pytest.raises(KeyboardInterrupt):
+        elastic(monkeypatch, clock).shrink(lambda: clock.now >= 3.0)
+    assert clock.now == 3.0

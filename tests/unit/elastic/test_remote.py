@@ -244,7 +244,7 @@ def test_a_failed_upload_is_tried_again_and_an_outage_is_reported_once(tmp_path,
     assert list(remote.complete()) == [1]
     [outage] = copy.outages()
     assert "Access denied" in outage.error.message and outage.seconds > 0 and not copy.outages()
-    assert sum("is tried again" in record.message for record in caplog.records) == 1
+    assert sum("will be retried" in record.message for record in caplog.records) == 1
 
 
 def test_an_upload_that_never_succeeds_is_an_error_at_the_end_that_says_where_the_checkpoint_is(tmp_path, failures):

@@ -146,6 +146,7 @@ class RayBackend:
                 return ray.get(references, timeout=POLL_SECONDS)
             except GetTimeoutError:
                 self._while_waiting()
+                self._watch.look_at_head()
             except RayError as error:
                 self._raise_translated(error)
 
@@ -225,6 +226,7 @@ class RayBackend:
         while True:
             self._watch.ask_for_signs_of_life(seconds=_START_LOOK_SECONDS)
             self._while_waiting()
+            self._watch.look_at_head()
             waited, room = time.monotonic() - began, self._room_timeout_seconds
             missing = {
                 placed.hosts[0].pool: ranks

@@ -23,11 +23,12 @@ from hybridflow.controller.failures import (
     hang,
     head_lost,
     how_it_ended,
+    is_of_lost_output,
     may_be_broken_connection,
     ray_ended,
     stall,
 )
-from hybridflow.errors import WorkerDied, WorkerError
+from hybridflow.errors import OutputLost, WorkerDied, WorkerError
 
 DEATHS = (RayActorError, OutOfMemoryError)
 """Ray's errors for a process that has ended; the second one if Ray killed it because its node ran out of memory."""
@@ -128,10 +129,14 @@ class Watch:
         if not any(host.is_unavailable for host in self._hosts()):  # it may be dead, which Ray soon reports
             self._look_at_progress()
 
-    def _raise_silence(self) -> None:
+    def look_at_head(self) -> None:
+        """Raises an error if the cluster's head is lost."""
         if self._pulse.is_head_lost():
             self._drop_all()
             raise ray_ended() if has_ray_ended() else head_lost(self._pulse.head, self._pulse.head_silent_seconds())
+
+    def _raise_silence(self) -> None:
+        self.look_at_head()
         for host in self._hosts():
             if self.is_silent(host):
                 process, calling = self._process(host), self._progress.look(self._hosts())
@@ -204,10 +209,13 @@ class Watch:
                 dead[0].died = dead[0].died or self._death(dead[0], error)
                 self._drop_all()
                 return dead[0].died
+        kind = type(error).__name__
+        if is_lost := is_of_lost_output(kind):
+            self._await_verdict(self._hosts())  # if a node is lost with it, Ray reports that later
         self._drop_all()
         place = failed.handle if failed else None
-        message, remedy = backend_failure(type(error).__name__, str(error))
-        return WorkerError(
+        message, remedy = backend_failure(kind, str(error))
+        return (OutputLost if is_lost else WorkerError)(
             message,
             remedy=remedy,
             role=place.role if place else "unknown",

@@ -189,7 +189,7 @@ def test_a_limit_of_prompt_and_response_together_is_named(capsys):
 def test_the_messages_from_which_trl_learns_are_named(capsys):
     sft = ["trl", "sft", "--model_name_or_path", "a", "--dataset_name", "b", "--num_processes", "1"]
     _, rest = printed(sft, capsys, status=2)
-    assert "assistant_only_loss=false: of a conversation, TRL learns all messages; here, only the replies" in rest
+    assert "assistant_only_loss=False: of a conversation, TRL learns all messages; here, only the replies" in rest
     _, rest = printed([*sft, "--assistant_only_loss", "true"], capsys)
     assert "assistant_only_loss: of a conversation, only the replies are learned" in rest
 
@@ -251,9 +251,9 @@ def test_a_script_without_a_command_or_with_several_to_save_is_rejected(tmp_path
     assert main(["translate"]) == 2
     assert "The input has no command" in capsys.readouterr().err
     (tmp_path / "two.sh").write_text(
-        "trl sft --dataset_name a --num_processes 1\ntrl sft --dataset_name b --num_processes 1\n"
+        "trl kto --dataset_name a --num_processes 1\ntrl kto --dataset_name b --num_processes 1\n"
     )
     assert main(["translate", "--save", "x.yaml", f"{tmp_path}/two.sh"]) == 2
     assert "The script has 2 commands" in capsys.readouterr().err
     assert main(["translate", f"{tmp_path}/two.sh"]) == 0
-    assert capsys.readouterr().out.count("hybridflow sft") == 2
+    assert capsys.readouterr().out.count("hybridflow kto") == 2

@@ -310,7 +310,7 @@ def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
             "Leave out one",
         ),
         (["--on", "slurm"], "There is nothing to launch", "Add a training command"),
-        (["--on", "kuberay", "--image", "i", "ppo", "--line", "spec: 5"], "gives spec the value 5, but", "a mapping"),
+        (["--on", "kuberay", "--image", "i", "--line", "spec: 5"], "gives spec the value 5, but", "a mapping"),
         (["--on", "ray", "--address", "a", "../run.yaml"], "is not in the working directory", "relative path"),
     ],
 )

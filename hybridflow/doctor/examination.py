@@ -116,21 +116,27 @@ def _started(check: Check, scratch: Path, run_dir: Path) -> Iterator[subprocess.
     try:
         yield process
     finally:
-        _end(process)
+        _end(process, scratch)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process, those that it started in sessions of their own (as Ray's), and its group."""
-    children: list[psutil.Process] = []
-    with suppress(psutil.NoSuchProcess):
-        children = psutil.Process(process.pid).children(recursive=True)
-    for child in children:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
+def _end(process: subprocess.Popen[bytes], scratch: Path) -> None:
+    """Kills the process, its group, and those that it started in sessions of their own (as Ray's), of which it may have
+    lost sight."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    psutil.wait_procs(children, timeout=_END_SECONDS)
+    left = [*_with_temporary_directory(scratch)]
+    for each in left:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    psutil.wait_procs(left, timeout=_END_SECONDS)
+
+
+def _with_temporary_directory(scratch: Path) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("TMPDIR") == str(scratch):
+                yield process
 
 
 def _crashed(check: Check, doing: str, status: int, scratch: Path) -> Finding:

@@ -121,11 +121,15 @@ def test_a_package_that_crashes_the_process_is_named_with_what_it_printed(shelf)
     assert only(found("imports")).found == "importing numpy: the process exited with status 3"
 
 
-def test_a_check_that_hangs_is_ended_with_the_processes_that_it_started(shelf):
-    program = "import subprocess, sys, time\nopen(__file__ + '.pid', 'w').write(str(subprocess.Popen(['sleep', '999'],"
-    (shelf / "numpy.py").write_text(f"{program} start_new_session=True).pid))\ntime.sleep(999)\n")
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [("time.sleep(999)", "did not end within 3 s, and was ended"), ("os._exit(3)", "the process exited with status 3")],
+)
+def test_a_check_that_hangs_or_crashes_is_ended_with_the_processes_that_it_started(shelf, then, said):
+    program = "import os, subprocess, time\nopen(__file__ + '.pid', 'w').write(str(subprocess.Popen(['sleep', '999'],"
+    (shelf / "numpy.py").write_text(f"{program} start_new_session=True).pid))\n{then}\n")
     finding = only(found("imports", seconds=3.0))
-    assert finding.found.startswith("importing numpy: did not end within 3 s, and was ended")
+    assert finding.found.startswith(f"importing numpy: {said}")
     assert not psutil.pid_exists(int((shelf / "numpy.py.pid").read_text()))
 
 

@@ -12,6 +12,11 @@ ALGORITHMS = {
     "ppo": ["algorithm=ppo", "algorithm.kl={placement: reward, coefficient: 0.1, target: 0.02, horizon: 1000}"],
     "grpo": ["algorithm=grpo"],
 }
+APART = [
+    "trainer.devices=2",
+    "placement={pools: {training: {devices: 1}, generation: {devices: 1}}}",
+    "placement={roles: {actor: training, rollout: generation, reward: generation}}",
+]
 JUDGE = '''
 import os, pathlib, shutil, signal, time
 

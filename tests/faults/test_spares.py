@@ -8,6 +8,7 @@ from typing import cast
 
 import psutil
 import pytest
+from ray._private.ray_logging import stdout_deduplicator
 
 from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
 from hybridflow.controller.backends.interface import Backend
@@ -75,7 +76,10 @@ def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_a
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in spare | more), backend, 20.0)
 
 
-def test_ray_reports_no_error_when_spare_processes_end_with_the_run(backend: Backend, capfd: pytest.CaptureFixture):
+def test_ray_reports_no_error_when_spare_processes_end_with_the_run(
+    backend: Backend, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(stdout_deduplicator, "skip_re", None)  # otherwise such a report is never printed
     group = WorkerGroup(Talker, POOL, backend, role="talker")
     assert group.total(1.0).result() == [3.0, 3.0]
     wait_until(lambda: len(ready(backend)) == 2, backend)

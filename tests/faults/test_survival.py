@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,18 +18,13 @@ from hybridflow.controller import Backend
 from hybridflow.elastic.checkpoint import CheckpointStore
 from hybridflow.observability.fault_ledger import FAULTS_FILE
 from tests.distributed.processes import Processes
-from tests.distributed.runs import sample_rows, steps_of
-from tests.distributed.trapped import ALGORITHMS, Command
+from tests.distributed.runs import sample_rows, small_run, steps_of
+from tests.distributed.trapped import ALGORITHMS, APART, Command
 
 pytestmark = pytest.mark.ray
 
 MakeCommand = Callable[[], Command]
 MakeWhole = Callable[..., Command]
-APART = [
-    "trainer.devices=2",
-    "placement={pools: {training: {devices: 1}, generation: {devices: 1}}}",
-    "placement={roles: {actor: training, rollout: generation, reward: generation}}",
-]
 IN_STEP_4 = "6 SIGKILL 0"
 """Scored so far by the process: held-out prompts, two steps, held-out prompts, a step."""
 
@@ -101,30 +98,23 @@ def test_a_run_ends_after_too_many_faults_and_says_so(ray_backend: Backend, comm
 @pytest.mark.slow
 def test_a_process_that_hangs_is_replaced(ray_backend: Backend, command: MakeCommand, whole: MakeWhole):
     run = command()
-    stopper = threading.Thread(target=_stop_a_worker, args=(run.run_dir / "metrics.jsonl",), daemon=True)
+    run.trap.write_text("6 SIGURG 5")  # nobody acts on it; the process then waits
+    stopper = threading.Thread(target=_stop_the_signaled, args=(run.trap.with_name("killed"),), daemon=True)
     stopper.start()
     ended = run.here("trainer.backend=ray", "trainer.hang_timeout_seconds=12", *APART)
     stopper.join()
     assert ended.status == 0, ended.said
     assert_is_whole(run, whole(*APART))
-    assert [fault["fault"] for fault in faults_of(run)] == ["WorkerHangs"]
+    [fault] = faults_of(run)
+    assert (fault["fault"], fault["pools"]) == ("WorkerHangs", "generation"), "the actor only waited for it"
+    assert (fault["step"], fault["resumed_step"]) == (4, 3)
 
 
-def _stop_a_worker(metrics: Path) -> None:
-    """Stops a worker process of the test's own run once it has logged two steps."""
-    before = {process.pid for process in _workers()}
-    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+def _stop_the_signaled(noted: Path) -> None:
+    """Stops the process that is in the trap."""
+    while not noted.exists() or not noted.read_text():
         time.sleep(0.05)
-    new = sorted((process for process in _workers() if process.pid not in before), key=lambda process: process.pid)
-    new[-1].send_signal(signal.SIGSTOP)
-
-
-def _workers() -> list[psutil.Process]:
-    return [
-        process
-        for process in psutil.Process(os.getpid()).children(recursive=True)
-        if (process.cmdline() or [""])[0].startswith("ray::RayHost")
-    ]
+    os.kill(int(noted.read_text().split()[0]), signal.SIGSTOP)
 
 
 DIES_WHILE_WRITING = """
@@ -221,3 +211,48 @@ def test_batches_that_were_generated_ahead_are_asked_for_again_after_a_fault(
         CheckpointStore(each.run_dir).latest().driver_state()["streams"] for each in (run, whole(*APART))
     )
     assert drawn == expected
+
+
+RAISING = """
+from pathlib import Path
+
+def right(prompts, completions, answer):
+    if (trap := Path(__file__).with_name("trap")).exists():
+        trap.unlink()
+        raise RuntimeError("no answer")
+    return [float(text == wanted) for text, wanted in zip(completions, answer)]
+"""
+
+
+@pytest.mark.slow
+def test_what_is_shown_of_a_fault_has_fewer_than_ten_lines(tmp_path: Path):
+    def shown(name: str, when_started: Callable[[int], object]) -> list[str]:
+        """The lines that a run of its own process prints; calls the function with its id after the second step."""
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "judge.py").write_text(RAISING)
+        words = [*small_run(folder), *ALGORITHMS["grpo"], "trainer.total_steps=60", "trainer.backend=ray"]
+        words += [f"trainer.run_dir={folder / 'run'}", f"reward.functions={folder}/judge.py:right"]
+        words += ["trainer.faults.user_code=retry", "trainer.samples_every=0", "trainer.eval_every=0"]
+        with (folder / "shown").open("wb") as file:
+            environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+            command = [sys.executable, "-m", "hybridflow", "ppo", *words]
+            with subprocess.Popen(command, env=environment, stdout=file, stderr=file) as run:
+                metrics = folder / "run" / "metrics.jsonl"
+                while run.poll() is None and not (metrics.exists() and metrics.read_text().count("\n") > 2):
+                    time.sleep(0.1)
+                when_started(run.pid)
+        lines = (folder / "shown").read_text().splitlines()
+        assert run.returncode == 0, "\n".join(lines)
+        return lines
+
+    def kill(pid: int) -> None:
+        workers = [each for each in psutil.Process(pid).children(recursive=True) if "ray::RayHost" in each.name()]
+        workers[0].kill()
+
+    usual = len(shown("whole", lambda pid: None))
+    faults = {"killed": kill, "raising": lambda pid: (tmp_path / "raising" / "trap").touch()}
+    for name, cause in faults.items():
+        lines = shown(name, cause)
+        assert sum("fault: " in line for line in lines) == 1, "\n".join(lines)
+        assert len(lines) - usual < 10, "\n".join(lines)

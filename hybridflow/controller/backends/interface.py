@@ -66,6 +66,9 @@ class Pending:
     sent: float = 0.0
     """Seconds since the epoch."""
 
+    given: tuple[Stored, ...] = ()
+    """The stored values for which the call waits; empty once it is done."""
+
 
 @dataclass(frozen=True)
 class BackendOptions:

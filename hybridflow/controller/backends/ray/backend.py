@@ -106,7 +106,16 @@ class RayBackend:
             answer = run.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
-        pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
+        pending = Pending(
+            handle,
+            method,
+            value,
+            packets,
+            changes=form.changes,
+            number=number,
+            sent=sent_at,
+            given=tuple(arguments.stored),
+        )
         host.yielding = pending if form.yields else None
         self._watch.add(pending)
         return pending
@@ -131,8 +140,7 @@ class RayBackend:
 
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """Whether all results, or their errors, are there."""
-        awaited = references_of([call.value for call in pending if not call.done])
-        return not awaited or not ray.wait(awaited, num_returns=len(awaited), timeout=0)[1]
+        return _are_ready(references_of([call.value for call in pending if not call.done]))
 
     def put(self, value: object) -> Stored:
         """Puts a value into the object store; returns its reference."""
@@ -176,8 +184,7 @@ class RayBackend:
     def abandon(self, seconds: float) -> bool:
         """Cancels the running call of each process, and checks that it has begun no changing call.
 
-        Calls that depend on cancelled ones fail. They are not cancelled themselves: an actor would wait half a minute
-        for a call that was cancelled before it was sent.
+        Calls that depend on cancelled ones fail.
         """
         hosts = self._hosts()
         begun = self._changes_begun(hosts, seconds)
@@ -254,10 +261,12 @@ class RayBackend:
     def _changes_begun(self, hosts: Sequence[Host], seconds: float) -> dict[Host, int]:
         """The changing calls that each process has begun, once it has left its call, which is cancelled.
 
-        Leaves out processes that do not answer in time, or have ended.
+        Leaves out processes that do not answer in time, or have ended. A call that waits for the output of another one
+        has not reached its actor, which would wait half a minute for it if it were cancelled.
         """
         for host in hosts:
-            if (call := self._watch.running_in(host)) is not None and not call.done:
+            call = self._watch.running_in(host)
+            if call is not None and not call.done and _are_ready(references_of(call.given)):
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
         asked: dict[ray.ObjectRef, Host] = {host.actor.changes_begun.remote(): host for host in hosts}
@@ -304,3 +313,12 @@ class RayBackend:
 
     def _hosts(self) -> list[Host]:
         return [host for placed in self._pools.values() for host in placed.hosts]
+
+
+def _are_ready(references: Sequence[ray.ObjectRef]) -> bool:
+    """Whether all objects, or the errors in their place, are there."""
+    distinct = [*dict.fromkeys(references)]
+    if not distinct:
+        return True
+    ready, _ = ray.wait(distinct, num_returns=len(distinct), timeout=0, fetch_local=False)
+    return len(ready) == len(distinct)

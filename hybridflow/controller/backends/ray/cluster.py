@@ -94,6 +94,8 @@ def connect(devices: int, nodes: int, device: str, *, cpu_devices: int = 0) -> b
         return is_ours
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The errors of calls that depend on a failed one, which is reported, would be printed too.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     check_cluster(nodes)
     if os.environ.get(RAY_ADDRESS):
         _initialized(os.environ[RAY_ADDRESS])

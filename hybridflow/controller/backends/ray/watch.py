@@ -232,7 +232,7 @@ class Watch:
     def _note(self, call: Pending, answer: object) -> None:
         """Records that a call has succeeded, and what its rank measured."""
         self._calls.pop(call.value, None)
-        call.done = True
+        call.done, call.given = True, ()
         if isinstance(answer, HostInfo):
             call.value = host_of(call.handle).info = answer
         elif isinstance(answer, list):

@@ -30,6 +30,9 @@ _COLLECTIVES = (
 )
 """Parts of the paths of code that waits for other ranks."""
 
+_CONNECTION_ENDED = "Worker unexpectedly exits with a connection error"
+"""Ray's words for a process that has ended without a word."""
+
 _MOST_NAMED = 4
 _LOST = ("ObjectLostError", "ObjectReconstructionFailedError", "OwnerDiedError", "ObjectFetchTimedOutError")
 
@@ -245,6 +248,8 @@ def how_it_ended(report: str) -> str:
     lines = _lines(report)
     if "is unavailable:" in lines[0]:
         return "the driver's connection to it broke"
+    if _CONNECTION_ENDED in report:
+        return "it was killed or crashed"
     if "creation task" in lines[0]:
         return f"it could not start: {lines[-1]}".rstrip(".")
     telling = [line for line in lines if any(word in line.lower() for word in ("exit", "killed", "node"))]

@@ -119,8 +119,8 @@ def ending_of(outcome: "Outcome", run_dir: Path, resume: str, *, work: str = "")
         next_start = f"step {outcome.steps} is not saved: {resumed_from(last, resume)}."
     if stopped.loses_steps:
         next_start += (
-            f" {stopped.abandoned} was abandoned in its update, after which the steps before it cannot be saved: raise"
-            " trainer.stop_seconds, or lower trainer.save_every."
+            f" {stopped.abandoned} was abandoned in its update, or in code that did not stop in time, so the steps"
+            " before it cannot be saved: raise trainer.stop_seconds, or lower trainer.save_every."
         )
     elif stopped.abandoned:
         next_start += f" {stopped.abandoned} was abandoned."

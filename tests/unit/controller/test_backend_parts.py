@@ -154,6 +154,11 @@ def test_a_backend_that_is_not_there_is_named():
     [
         ("The actor died.\n class_name: RayHost\n Worker exit type: SYSTEM_ERROR: killed by SIGKILL.", "SIGKILL"),
         ("The actor died because of an error raised in its creation task, x\n File y\nImportError: no z", "no z"),
+        (
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail:"
+            " Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1)",
+            "it was killed or crashed",
+        ),
         ("", "no reason given"),
     ],
 )

@@ -171,13 +171,13 @@ class RayBackend:
         self._spares.look(self._pools.values())
 
     def is_changing(self) -> bool:
-        """Whether a changing call sent since `mark` has left its process's queue, or is first in it."""
+        """Whether a changing call sent since `mark` has left its process's queue, or is the first that it executes."""
         self._watch.look_at_calls()
         for host in self._hosts():
             queue = self._watch.queue_of(host)
-            if (queue and queue[0].changes) or sum(
-                call.changes for call in queue
-            ) < host.num_changes - host.marked_changes:
+            if sum(call.changes for call in queue) < host.num_changes - host.marked_changes:
+                return True
+            if queue and queue[0].changes and _has_reached_its_actor(queue[0]):
                 return True
         return False
 
@@ -261,12 +261,12 @@ class RayBackend:
     def _changes_begun(self, hosts: Sequence[Host], seconds: float) -> dict[Host, int]:
         """The changing calls that each process has begun, once it has left its call, which is cancelled.
 
-        Leaves out processes that do not answer in time, or have ended. A call that waits for the output of another one
-        has not reached its actor, which would wait half a minute for it if it were cancelled.
+        Leaves out processes that do not answer in time, or have ended. An actor would wait half a minute for a call
+        that was cancelled before it reached it.
         """
         for host in hosts:
             call = self._watch.running_in(host)
-            if call is not None and not call.done and _are_ready(references_of(call.given)):
+            if call is not None and not call.done and _has_reached_its_actor(call):
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
         asked: dict[ray.ObjectRef, Host] = {host.actor.changes_begun.remote(): host for host in hosts}
@@ -313,6 +313,11 @@ class RayBackend:
 
     def _hosts(self) -> list[Host]:
         return [host for placed in self._pools.values() for host in placed.hosts]
+
+
+def _has_reached_its_actor(call: Pending) -> bool:
+    """Whether a call that is first in the queue of its process waits for no output of another call."""
+    return _are_ready(references_of(call.given))
 
 
 def _are_ready(references: Sequence[ray.ObjectRef]) -> bool:

@@ -146,7 +146,8 @@ def hang(
     `is_stopped`: it is known to be stopped. `others` are processes that make no progress either.
     """
     stacks = "\n".join(map(str, others))
-    doing = f", and {process.waiting} waits for it" if process.methods else ""
+    wait = "wait" if len({*process.methods}) > 1 else "waits"
+    doing = f", and {process.waiting} {wait} for it" if process.methods else ""
     continues = f" (kill -CONT {process.info.pid} continues it)" if process.info else ""
     if is_stopped:
         return WorkerHangs(

@@ -190,7 +190,8 @@ class FaultRecovery:
         self._record([outcome.as_row() for outcome in outcomes])
         seconds, cost = costs[0].seconds, sum(each.cost_seconds for each in costs)
         several = "s" if len(costs) > 1 else ""
-        done = f"new processes in pool={pools}" if pools else "the step is repeated" if self._is_kept else "rolled back"
+        done = "rolled back" if self._policy is FaultPolicy.roll_back else "the step is repeated"
+        done = f"new processes in pool={pools}" if pools else done
         done = f"a new plan with {plan}" if plan else done
         logger.warning(
             "recovered: %s after %.1f s; the run continues after step %d%s%s. The fault%s cost %.1f s.",

@@ -117,13 +117,14 @@ def ending_of(outcome: "Outcome", run_dir: Path, resume: str, *, work: str = "")
     else:
         last = f"the last checkpoint, step {saved}"
         next_start = f"step {outcome.steps} is not saved: {resumed_from(last, resume)}."
+    abandoned = stopped.abandoned[:1].upper() + stopped.abandoned[1:]
     if stopped.loses_steps:
         next_start += (
-            f" {stopped.abandoned} was abandoned in its update, or in code that did not stop in time, so the steps"
+            f" {abandoned} was abandoned in its update, or in code that did not stop in time, so the steps"
             " before it cannot be saved: raise trainer.stop_seconds, or lower trainer.save_every."
         )
     elif stopped.abandoned:
-        next_start += f" {stopped.abandoned} was abandoned."
+        next_start += f" {abandoned} was abandoned."
     return Ending("interrupted", next_start)
 
 

@@ -34,7 +34,7 @@ _LEFT_SECONDS = 5.0
 """How long processes that a dead run has left behind may take to end, before they are killed. Ray's two agents would
 take a minute."""
 
-_LOST_RAY = "ended because a vital process of its Ray (raylet or gcs_server) had died"
+_LOST_RAY = "ended because the raylet or GCS server of its Ray cluster had died"
 _RAY = b"Ray"
 """Written by a child process that ends because its Ray has ended; other ends of a run are an exit status."""
 

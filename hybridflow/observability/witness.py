@@ -82,7 +82,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def _record(run_dir: Path, ending: Ending, *, is_supervised: bool) -> None:
     configure_logging(run_dir)
-    logger.error("%s: %s", ending.how, ending.said)
+    if not is_supervised:
+        logger.error("%s: %s", ending.how, ending.said)
     write_ending(run_dir, ending)
     if ending is ENDED_BY_RAY and not is_supervised:
         row, time_now = last_row(run_dir / METRICS_FILE), datetime.now(UTC).isoformat(timespec="seconds")

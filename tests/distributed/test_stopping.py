@@ -85,7 +85,10 @@ def test_what_would_take_too_long_is_abandoned_and_the_step_before_saved(run, wh
     ended = stopped(run, call, "SIGTERM", settings, seconds=120)
     assert ended.status == 143
     assert time.time() - began < 90
-    assert f"saved step 2: the same command resumes from it. {abandoned} was abandoned." in ended.words
+    assert (
+        f"saved step 2: the same command resumes from it. {abandoned[0].upper()}{abandoned[1:]} was abandoned."
+        in ended.words
+    )
     assert steps_of(run.run_dir) == steps
     run.assert_goes_on_as(whole)
 
@@ -94,7 +97,7 @@ def test_without_a_finished_step_there_is_no_checkpoint(run):
     ended = stopped(run, IN_STEP_1, "SIGINT", "trainer.stop_seconds=1", seconds=120)
     assert ended.status == 130
     assert (
-        "interrupted No checkpoint was saved. The same command starts from the beginning. step 1 was abandoned."
+        "interrupted No checkpoint was saved. The same command starts from the beginning. Step 1 was abandoned."
         in ended.words
     )
     assert not (run.run_dir / "checkpoints").exists() or not list((run.run_dir / "checkpoints").iterdir())

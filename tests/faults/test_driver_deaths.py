@@ -156,7 +156,7 @@ def test_a_run_whose_own_ray_ends_starts_another_one(tmp_path: Path, vital: str)
         said = parent.stdout.read()
     assert parent.returncode == 0, said
     assert steps_of(run_dir) == list(range(41))
-    assert "ended because a vital process of its Ray (raylet or gcs_server) had died; it is started" in said
+    assert "ended because the raylet or GCS server of its Ray cluster had died; it is started" in said
     (row,) = [json.loads(line) for line in (run_dir / FAULTS_FILE).read_text().splitlines()]
     assert (row["fault"], row["policy"]) == ("DriverDied", "restart") and row["cost_seconds"] > 0
 

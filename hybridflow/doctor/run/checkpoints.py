@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from hybridflow.doctor.finding import Finding, ok, skipped, warning
+from hybridflow.doctor.finding import Finding, ok, problem, skipped, warning
 from hybridflow.doctor.run.directory import RunDirectory
 from hybridflow.elastic.checkpoint import step_name, step_of
 from hybridflow.elastic.manifest import verify
@@ -26,13 +26,7 @@ def checkpoints(run: RunDirectory) -> Iterator[Finding]:
         size = bytes_of(whole[-1])
         names = ", ".join(path.name for path in whole)
         yield ok("checkpoints", f"{names}: complete ({how}), {size / 1e6:,.0f} MB the last one")
-    for path, why in _damage(run).items():
-        found = why.removeprefix(f"{path}").lstrip("/ ").rstrip(".")
-        yield warning(
-            "checkpoints",
-            f"{path.name} is not usable: {found}",
-            f"It is passed over. To delete it: rm -r {shlex.quote(str(path))}",
-        )
+    yield from _damaged(run)
     for step in () if run.is_alive else run.unfinished_saves:
         rest = "the next save deletes the rest (on another machine, after a day)"
         found = f"{step_name(step)} was being saved when the run ended; {rest}"
@@ -49,6 +43,22 @@ def checkpoints(run: RunDirectory) -> Iterator[Finding]:
             yield ok("checkpoints", f"none yet{why}")
         else:
             yield warning("checkpoints", f"none was saved{why}", lower)
+
+
+def _damaged(run: RunDirectory) -> Iterator[Finding]:
+    """Those that cannot be used; a problem if no other is left."""
+    url = run.setting("trainer.checkpoint_url")
+    for path, why in _damage(run).items():
+        found = f"{path.name} is not usable: {why.removeprefix(f'{path}').lstrip('/ ').rstrip('.')}"
+        if _whole(run):
+            delete = f"Delete {path.name}, which a run passes over: rm -r {shlex.quote(str(path))}"
+            yield warning("checkpoints", found, delete)
+        elif url:
+            yield problem(
+                "checkpoints", found, f"Rename {path.name}, and start the run again: {url} may have a whole one."
+            )
+        else:
+            yield problem("checkpoints", found, f"Restore {path.name} from a copy: no other checkpoint is left.")
 
 
 def resuming(run: RunDirectory) -> Iterator[Finding]:

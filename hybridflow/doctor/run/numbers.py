@@ -48,7 +48,7 @@ def numbers(run: RunDirectory) -> Iterator[Finding]:
     if not wrong and not signs:
         headline = next((name for name in ("critic/score/mean", "train/loss") if name in run.rows[steps[-1]]), None)
         value = f", {headline} {short(_number(run.rows[steps[-1]][headline]))}" if headline else ""
-        yield ok("metrics", f"{counted(len(run.rows), 'step')}, all finite and none exploding{value}")
+        yield ok("metrics", f"{counted(run.last_step, 'step')}, all finite and none exploding{value}")
 
 
 def _lines(run: RunDirectory) -> int:

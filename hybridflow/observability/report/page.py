@@ -58,9 +58,10 @@ def _header(record: RunRecord) -> str:
 
 def _sentence(record: RunRecord) -> str:
     steps = formatting.counted(record.last_step, "step")
-    took = f" in {formatting.spoken_duration(record.seconds)}" if record.seconds else ""
+    took = f", which took {formatting.spoken_duration(record.seconds)}" if record.seconds else ""
     survived = [fault.cost_seconds for fault in record.faults if fault.is_survived]
-    lost = f", {formatting.spoken_duration(math.fsum(survived))} lost to {formatting.counted(len(survived), 'fault')}"
+    cost = formatting.spoken_duration(math.fsum(survived))
+    lost = f"; {formatting.counted(len(survived), 'fault')} cost another {cost}"
     return f"{steps}{took}{lost if survived else ''}, last updated {record.written:%Y-%m-%d %H:%M}"
 
 

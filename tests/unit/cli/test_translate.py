@@ -189,7 +189,9 @@ def test_a_limit_of_prompt_and_response_together_is_named(capsys):
 def test_the_messages_from_which_trl_learns_are_named(capsys):
     sft = ["trl", "sft", "--model_name_or_path", "a", "--dataset_name", "b", "--num_processes", "1"]
     _, rest = printed(sft, capsys, status=2)
-    assert "assistant_only_loss=False: of a conversation, TRL learns all messages; here, only the replies" in rest
+    assert (
+        "default assistant_only_loss=False: of a conversation, TRL learns all messages; here, only the replies" in rest
+    )
     _, rest = printed([*sft, "--assistant_only_loss", "true"], capsys)
     assert "assistant_only_loss: of a conversation, only the replies are learned" in rest
 
@@ -257,3 +259,16 @@ def test_a_script_without_a_command_or_with_several_to_save_is_rejected(tmp_path
     assert "The script has 2 commands" in capsys.readouterr().err
     assert main(["translate", f"{tmp_path}/two.sh"]) == 0
     assert capsys.readouterr().out.count("hybridflow kto") == 2
+
+
+def test_asynchronous_training_of_openrlhf_runs_a_batch_ahead(capsys):
+    options = [*shlex.split(PPO), "--lr_warmup_ratio", "0", "--async_train"]
+    words, _ = printed(options, capsys)
+    assert "asynchrony.max_staleness=1" in words
+
+
+def test_a_run_of_verl_that_only_evaluates_has_no_settings_of_training(capsys):
+    command = "python3 -m verl.trainer.main_ppo +trainer.val_only=True actor_rollout_ref.model.path=x data.train_files=a data.val_files=b"
+    words, _ = printed(shlex.split(command), capsys)
+    assert "trainer.total_steps=0" in words
+    assert not [word for word in words if word.startswith(("trainer.eval_every", "trainer.epochs"))]

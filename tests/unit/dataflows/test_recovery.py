@@ -195,7 +195,7 @@ def test_a_step_is_retried_in_one_process_if_the_policy_says_so(toy_dir, tmp_pat
     assert lost > 0.2 * sum(steps), f"{fault} cost steps 3 and 4, which took {steps} s without it"
     assert "fault: In training step 4: no answer (step=4 kind=user_code policy=retry)" in caplog.text
     assert (
-        "recovered: rolled back after" in caplog.text
+        "recovered: the step is repeated after" in caplog.text
         and "after step 2, from the checkpoint, 1 step back. The fault cost" in caplog.text
     )
 

@@ -143,6 +143,10 @@ def test_damaged_checkpoints_are_named_and_passed_over(copy):
     assert f"{newest.name} is not usable" in found["checkpoints"].found
     assert f"{newest.name} of" not in found["resume"].found
     assert examined(copy, is_quick=True)["checkpoints"].status is Status.ok  # sizes only
+    for other in set((copy / "checkpoints").glob("step_*")) - {newest}:
+        shutil.rmtree(other)
+    found = examined(copy)["checkpoints"]
+    assert found.status is Status.problem and f"Restore {newest.name} from a copy" in found.remedy
 
 
 def test_a_save_that_was_cut_off_is_said(copy):

@@ -76,9 +76,9 @@ def test_the_last_evaluation_is_said_with_its_step_unless_it_is_the_last_of_seve
 def test_the_words_follow_trainer_resume(tmp_path, resume, saved, said):
     checkpoint = tmp_path / "checkpoints" / f"step_{saved}" if saved else None
     outcome = Outcome(2, {}, checkpoint, Stopped("SIGTERM", saved, "step 3"))
-    assert ending_of(outcome, tmp_path, resume).said == f"{said} step 3 was abandoned."
+    assert ending_of(outcome, tmp_path, resume).said == f"{said} Step 3 was abandoned."
     outcome = replace(outcome, stopped=Stopped("SIGTERM", saved, "step 3", loses_steps=True))
-    assert "step 3 was abandoned in its update" in (lost := ending_of(outcome, tmp_path, resume).said)
+    assert "Step 3 was abandoned in its update" in (lost := ending_of(outcome, tmp_path, resume).said)
     assert lost.endswith("raise trainer.stop_seconds, or lower trainer.save_every.")
 
 

@@ -69,7 +69,7 @@ def test_the_report_is_one_balanced_page_without_outside_resources_that_shows_th
     assert sorted(os.listdir(tmp_path)) == ["config.yaml", "metrics.jsonl", "report.html", "samples.jsonl"]
     assert "arithmetic exact match" in page
     assert re.search(r"0\.830<small>from 0\.400", page)
-    assert "40 steps in 1 min 20 s" in page
+    assert "40 steps, which took 1 min 20 s" in page
     for part in ("generate", "update actor", "other", "my/own", "1 became correct", "total_steps: 40", "command line"):
         assert part in page
     assert '<li class="c0">critic/score/mean</li>' in page and "<tr><td>my/flat</td><td>1.00</td></tr>" in page
@@ -133,7 +133,7 @@ def test_faults_are_marked_on_the_curves_and_listed_with_their_cost(tmp_path):
     (_run_dir(tmp_path) / "faults.jsonl").write_text(json.dumps(died) + "\n" + json.dumps(ended) + "\n")
     page = write_report(tmp_path).read_text()
     balanced(page)
-    assert "40 steps in 1 min 20 s, 16 s lost to 1 fault" in page
+    assert "40 steps, which took 1 min 20 s; 1 fault cost another 16 s" in page
     charts = re.findall(r"<svg[^>]*data-chart.*?</svg>", page)
     assert len(charts) > 3
     for chart in charts:

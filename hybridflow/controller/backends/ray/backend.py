@@ -58,7 +58,8 @@ class RayBackend:
         self._device = options.device
         self._pools: dict[ResourcePool, PlacedPool] = {}
         self._owns_ray = connect(options.devices, options.nodes, options.device, cpu_devices=options.cpu_devices)
-        logger.info("backend=ray: Ray has started; the processes of the roles start and load their models ...")
+        has = "has started" if self._owns_ray else "is connected"
+        logger.info("backend=ray: Ray %s; the processes of the roles start and load their models ...", has)
         self._pulse = Pulse()
         self._spares = Spares(self._pulse, most=options.spare_processes)
         self.call_log = CallLog()

@@ -4,6 +4,7 @@ Without them, a lost process is replaced by one that must start and import torch
 takes most of the time of a recovery.
 """
 
+import logging
 import math
 import socket
 import time
@@ -22,9 +23,11 @@ from hybridflow.controller.backends.ray.cluster import on_node
 from hybridflow.controller.backends.ray.host import Host, Place, SpareHost, end_process
 from hybridflow.controller.backends.ray.loaded import Loaded
 from hybridflow.controller.backends.ray.placement import PlacedPool
-from hybridflow.controller.backends.ray.pulse import Pulse
+from hybridflow.controller.backends.ray.pulse import BEAT_SECONDS, Pulse
 from hybridflow.controller.failures import HostInfo
 from hybridflow.controller.resource_pool import ResourcePool
+
+logger = logging.getLogger(__name__)
 
 _FIRST_SECONDS = 5.0
 """How long after its first step a run starts spare processes; a run that ends earlier starts none."""
@@ -35,8 +38,10 @@ _LOOK_SECONDS = 2.0
 _IMPORT_SECONDS, _ANSWER_SECONDS = 300.0, 10.0
 """How long a spare process may take to import its modules, and to answer when it is checked."""
 
-_LONGEST_IMPORT_SECONDS, _TAKE_SECONDS = 4.0, 1.0
-"""The same when it is needed."""
+_LONGEST_IMPORT_SECONDS, _TAKE_SECONDS = 30.0, 1.0
+"""The same when it is needed; as long as it sends heartbeats, if it still imports."""
+
+_LONGEST_SILENCE_SECONDS = 3 * BEAT_SECONDS
 
 _END_SECONDS = 1.0
 """How long they may take to end at the end of the run."""
@@ -128,7 +133,7 @@ class Spares:
 
     def taken(self, pool: ResourcePool, place: Place, node: str | None) -> Host | None:
         """The process of a rank on this node, if a spare one has become it. One that still imports is ready sooner than
-        a new one, unless it does not get on."""
+        a new one, which would also slow it down."""
         self._due = math.inf
         if pool.device != "cpu":
             return None
@@ -137,7 +142,7 @@ class Spares:
                 continue
             has_ended = spare.has_ended(0.0)  # an earlier answer does not tell whether it has been stopped since
             spare.ask()
-            has_ended = has_ended or spare.has_ended(_TAKE_SECONDS if spare.info else _LONGEST_IMPORT_SECONDS)
+            has_ended = has_ended or self._has_ended_when_needed(spare)
             spare.is_stuck = not has_ended and spare.answer is not None
             if spare.is_stuck:
                 continue
@@ -146,6 +151,19 @@ class Spares:
                 spare.actor.occupy.remote(place)
                 return Host(pool, place.rank, spare.actor, spare.heart)
         return None
+
+    def _has_ended_when_needed(self, spare: _Spare) -> bool:
+        """Waits until a spare process has answered; returns whether it has ended instead."""
+        if spare.info is not None:
+            return spare.has_ended(_TAKE_SECONDS)
+        logger.info("the spare process is not ready yet: waiting until it has imported its modules ...")
+        until = time.monotonic() + _LONGEST_IMPORT_SECONDS
+        while spare.answer is not None and time.monotonic() < until:
+            if spare.has_ended(_TAKE_SECONDS):
+                return True
+            if self._pulse.silent_seconds(spare.heart) > _LONGEST_SILENCE_SECONDS:
+                break
+        return False
 
     def close(self) -> None:
         """Ends them: through Ray, which reports processes that end in another way, if they do so within a second."""

@@ -165,7 +165,11 @@ def translated(system: System, given: Mapping[str, str], defaults: Mapping[str, 
         settings,
         [(theirs, here) for theirs, here in lines if theirs != here],
         [NotNeeded([*map(system.key_of, names)], reason) for names, reason in unneeded if names],
-        [Missing(_brief(system.key_of(found.name)), found.reason) for found in outcomes if isinstance(found, Missing)],
+        [
+            Missing(_origin(found, source, defaults) + _brief(system.key_of(found.name)), found.reason)
+            for found in outcomes
+            if isinstance(found, Missing)
+        ],
     )
 
 
@@ -177,6 +181,11 @@ def translated_without(
     found = translated(system, used, {name: value for name, value in defaults.items() if name not in names})
     unused = [name for name in names if name in given]
     return replace(found, not_needed=[*found.not_needed, *([NotNeeded(unused, reason)] if unused else [])])
+
+
+def _origin(found: Missing, source: Given, defaults: Mapping[str, str]) -> str:
+    name = found.name.partition("=")[0]
+    return "default " if name in defaults and name not in source.given else ""
 
 
 def _brief(text: str) -> str:
@@ -270,7 +279,7 @@ def _words(row: OtherName) -> str:
 def _unlisted(system: System, name: str, source: Given) -> Outcome:
     if system.accepts_own and fields.find(name) is not None:
         return Here([name], {name: source.text(name)})
-    near = did_you_mean(name, other_names()[system.name])
+    near = did_you_mean(system.key_of(name), [*map(system.key_of, other_names()[system.name])])
     unknown = f"hybridflow does not know this setting of {system.name}. {near}"
     return Missing(f"{name}={source.text(name)}", unknown.strip())
 

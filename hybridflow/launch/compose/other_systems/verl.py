@@ -29,6 +29,7 @@ _OVERLONG = (
 )
 _DEFAULT_FUNCTION = "gsm8k"
 _KWARGS = "custom_reward_function.reward_kwargs"
+_OF_TRAINING = ("trainer.test_freq", "trainer.total_epochs", "trainer.total_training_steps")
 _MEGATRON = re.compile(r"(actor|critic)\.megatron\.")
 
 
@@ -40,6 +41,9 @@ def verl_translation(given: Mapping[str, str]) -> Translation:
     if source.get("data.filter_overlong_prompts", "").lower() == "true":
         source.pop("data.truncation", None)  # verl leaves rows out before it would cut them
     defaults = other_defaults(VERL)
+    if source.get("trainer.val_only", "").lower() == "true":  # the only evaluation is that before the first step
+        source = {name: value for name, value in source.items() if name not in _OF_TRAINING}
+        defaults = {name: value for name, value in defaults.items() if name not in _OF_TRAINING}
     if _estimator_name(Given(source, defaults)) != "ppo":
         critic = [name for name in {**source, **defaults} if name.startswith("critic.")]
         return translated_without(critic, NO_CRITIC, _SYSTEM, source, defaults)

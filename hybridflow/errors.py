@@ -149,6 +149,10 @@ class RewardError(HybridflowError):
     """A reward function that failed, or returned an unusable shape or values."""
 
 
+class ProcessKilled(HybridflowError):
+    """A process that a worker has started, such as those of reward functions, and that was killed by a signal."""
+
+
 class RewardUnavailable(RewardError):
     """A reward server that is unreachable or overloaded, so that retrying sample by sample would not help."""
 

@@ -73,7 +73,7 @@ KINDS = (
     Kind("hang", ["WorkerHangs"], [_RESPAWN, _STOP]),
     Kind("memory", ["WorkerOutOfMemory", "OutOfMemoryError", "MemoryError"], [_RESPAWN, _STOP], most_in_step=1),
     Kind("lost_node", ["NodeLost", "ClusterLost", "OutputLost"], [_RESPAWN, _STOP]),
-    Kind("process", ["WorkerDied"], [_RESPAWN, _STOP]),
+    Kind("process", ["WorkerDied", "ProcessKilled"], [_RESPAWN, _STOP]),
     Kind("numeric", ["NumericError"], [_ROLL_BACK, _STOP]),
     Kind("data", ["DataError", "BatchError", "UnicodeError"], [_ROLL_BACK, _STOP]),
     Kind("storage", ["CheckpointError", "ResourceError", "OSError"], [_RETRY, _STOP]),

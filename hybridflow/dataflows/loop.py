@@ -47,12 +47,10 @@ class Loop:
         self._ahead = GroupStream(run) if run.asynchrony.partial_rollouts else Ahead(run)
         self._position = self._where_data_is()
         self._snapshots = Snapshots(run)
-        self._left_out: list[int] = []
-        """Steps whose first batch is left out because of a fault; a step may be there more than once."""
+        self._left_out: list[int] = []  # steps whose first batch is left out because of a fault, as often as it occurs
         self._step_seconds: float | None = None
         self._evaluation_seconds: float | None = None
-        self._abandoned, self._loses_steps = "", False
-        self._is_restoring = False  # during which a stop may use all its time except that of a checkpoint
+        self._abandoned, self._loses_steps, self._is_restoring = "", False, False
         self._evaluated = (0, 0)
         self._has_begun = self._is_ended = False
         self._diagnosis = Diagnosis()
@@ -103,13 +101,14 @@ class Loop:
             yield
             self.saved.complete()
         except Abandoned as abandoned:
-            is_evaluating, recovery = self._unlogged is not None, self._run.recovery
+            is_evaluating, recovery, is_lost = self._unlogged is not None, self._run.recovery, False
             self._abandoned = f"the evaluation of step {self._step}" if is_evaluating else f"step {self._step + 1}"
-            if self._is_restoring and recovery is not None:  # the state is incomplete
-                self._abandoned = "the recovery from a fault"
+            if self._is_restoring and recovery is not None:
+                self._abandoned, is_lost = "the recovery from a fault", not recovery.is_kept
+                recovery.ended()
+            if is_lost:  # the state of the trained models is incomplete
                 with suppress(HybridflowError):
                     self.saved.end(abandoned)
-                recovery.ended()
             elif not self._run.calls.abandon(self._run.stop.seconds_left):
                 self._loses_steps = self._step > self.saved.step
             elif self._run.trainer.save_every:
@@ -229,7 +228,7 @@ class Loop:
             logger.warning("the batch of step %d is left out", at + 1)
         self._ahead.after_fault()
         try:
-            with self._run.stop.abandonable(lambda: True, usual_seconds=None):
+            with self._run.stop.abandonable(lambda: True, usual_seconds=None):  # may use all but a checkpoint's time
                 self._is_restoring = True
                 self._run.stop.check()
                 self._restore(recovery)

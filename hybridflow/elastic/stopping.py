@@ -22,6 +22,9 @@ _SAME_REQUEST_SECONDS = 1.0
 _TOGETHER_SECONDS = 0.05
 """Signals that are sent together arrive within this time."""
 
+_LONGEST_USUAL = 2.0
+"""How many times longer than usual work may take before its usual duration says nothing about its end."""
+
 _SHARE_TO_SAVE = 0.2
 """Share of the remaining time that is reserved for a checkpoint until one has been timed."""
 
@@ -137,14 +140,14 @@ class Stop:
         if self.save_seconds is not None:
             # An abandoned update is lost, so it may use all the remaining time except that of a checkpoint.
             to_save = self.save_seconds * (1.0 if is_changing else 1.5)
-        latest = self._deadline - to_save
-        if time.monotonic() < latest:
+        latest, now, usual = self._deadline - to_save, time.monotonic(), work.usual_seconds
+        if now < latest:
             if is_changing:
                 return  # finish an update that has begun
-            usual = work.usual_seconds
-            if usual is not None and work.began + usual < latest:
-                return
-            if usual is None and time.monotonic() < (self._asked_at + latest) / 2:
+            if usual is None or now > work.began + _LONGEST_USUAL * usual:  # nobody knows when it ends
+                if now < (self._asked_at + latest) / 2:
+                    return
+            elif work.began + usual < latest:
                 return
         self._work = None
         raise Abandoned

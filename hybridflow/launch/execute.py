@@ -16,7 +16,7 @@ from hybridflow.launch.opened_run import OpenedRun, RunContext
 from hybridflow.launch.prepare import Prepared
 from hybridflow.launch.reporting import AT_ONCE, Reporting
 from hybridflow.launch.supervised import Start
-from hybridflow.observability.ending import REMEDY, Ending
+from hybridflow.observability.ending import REMEDY, Ending, write_ending
 from hybridflow.observability.redaction import redacted_text
 
 logger = logging.getLogger(__name__)
@@ -58,18 +58,22 @@ def opened_run(
     with ExitStack() as stack:
         stack.callback(release, prepared.directory)  # last, because no other run may write there before
         stack.callback(reporting.close)
+        ending: Ending | None = None
         try:
             with ExitStack() as roles:
                 opened = OpenedRun(prepared, RunContext(console, stop, reporting, after_step, start), roles)
                 yield opened
+                outcome, directory, plan = opened.loop.outcome, prepared.directory, prepared.plan
+                work = "generation of responses" if plan.only_generates else "evaluation"
+                work = "" if trainer.total_steps else work
+                ending = ending_of(outcome, directory, trainer.resume, work=work)
+                write_ending(directory, ending)  # before the roles are stopped, which takes seconds
         except BaseException as error:
-            ending = _ending_of(error)
+            if ending is None or not isinstance(error, KeyboardInterrupt):
+                ending = _ending_of(error)
             if not reporting.leave(ending):
                 reporting.end(ending)
             raise
-        outcome, directory, plan = opened.loop.outcome, prepared.directory, prepared.plan
-        work = "generation of responses" if plan.only_generates else "evaluation"
-        ending = ending_of(outcome, directory, trainer.resume, work="" if trainer.total_steps else work)
         report = reporting.end(ending)
         opened.finished = Finished(outcome, ending, directory, report, opened.loop.first_evaluation)
 

@@ -22,7 +22,13 @@ from rich.text import Text
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import RayEnded
 from hybridflow.launch.signals import on_signals
-from hybridflow.observability.fault_ledger import DRIVER_DIED, FAULTS_FILE, append_faults, driver_fault, read_faults
+from hybridflow.observability.fault_ledger import (
+    DRIVER_DIED,
+    FAULTS_FILE,
+    append_faults,
+    driver_fault,
+    read_faults,
+)
 from hybridflow.observability.jsonlines import last_row
 from hybridflow.observability.ray_log import was_ended_by_ray
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
@@ -95,22 +101,32 @@ class _Supervisor:
                 died_at, row = time.monotonic(), last_row(self._run_dir / METRICS_FILE)
                 how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
                 how = _LOST_RAY if self._has_lost_ray else how
-                is_missing = start.number > 0 and self._recorded() == recorded
+                (before, so_far), (after, now) = recorded, self._recorded()
+                is_missing = start.number > 0 and now <= (so_far if after == before else 0)
                 unrecorded = (*start.unrecorded, start) if is_missing else ()
                 start = Start(start.number + 1, restarts, how, row[0] if row else 0, died_at, unrecorded)
                 self._clear()
+                if self._asked is None and start.number <= restarts:
+                    self._say(f"{how}; it is started again ({start.number} of {restarts})")
+                    if self._asked is None:
+                        continue
+                self._record(start)
                 if self._asked is not None:
+                    self._say(f"is not started again after {signal.Signals(self._asked).name}")
                     return status_after(self._asked)
-                if start.number > restarts:
-                    self._say(f"{how}; trainer.restarts={restarts} is used up")
-                    ends = [driver_fault(end.step + 1, end.how) for end in (*unrecorded, start)]
-                    append_faults(self._run_dir / FAULTS_FILE, ends)
-                    return 128 - status if status < 0 else status or 1
-                self._say(f"{how}; it is started again ({start.number} of {restarts})")
+                self._say(f"{how}; trainer.restarts={restarts} is used up")
+                return 128 - status if status < 0 else status or 1
 
-    def _recorded(self) -> int:
-        """The number of ends of a process in faults.jsonl."""
-        return sum(fault.name == DRIVER_DIED for fault in read_faults(self._run_dir))
+    def _recorded(self) -> tuple[int, int]:
+        """The inode of faults.jsonl, which a start without a checkpoint moves aside, and its ends of a process."""
+        ledger = self._run_dir / FAULTS_FILE
+        inode = ledger.stat().st_ino if ledger.exists() else 0
+        return inode, sum(fault.name == DRIVER_DIED for fault in read_faults(self._run_dir))
+
+    def _record(self, last: Start) -> None:
+        """Records ends after which no process starts that would do so."""
+        ends = [driver_fault(end.step + 1, end.how) for end in (*last.unrecorded, last) if end.number]
+        append_faults(self._run_dir / FAULTS_FILE, ends)
 
     def _ended(self, start: Start) -> tuple[int, bool]:
         """The exit status of a child, negative for the signal that killed it, and whether the run ends with it."""
@@ -122,6 +138,7 @@ class _Supervisor:
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
             for descriptor in (read, write):
                 os.close(descriptor)
+            self._record(start)
             return status_after(self._asked), True
         self._child = child = os.fork()
         if self._child == 0:
@@ -165,7 +182,8 @@ class _Supervisor:
         except BaseException as error:  # noqa: BLE001 (as Python would end the process: shown, and status 1)
             traceback.print_exc()
             said = str(status).encode() if _is_reported(error) else b""
-        os.write(write, said)
+        with suppress(BrokenPipeError):  # the supervising process was killed
+            os.write(write, said)
         leave(status)
         os._exit(status)
 

@@ -153,7 +153,7 @@ class RolloutWorker(Worker):
         """Returns once the engine has started, which may take longer than the time limit of a transfer."""
         return True
 
-    @transfer(BROADCAST)
+    @transfer(BROADCAST, changes=False)
     def join_actor(self, address: StoreAddress, sizes: tuple[int, int]) -> None:
         """Connects to the actor's ranks at their store; `sizes` counts the actor's and the rollout's ranks."""
         group = actor_rollout_group(self.context, address, sizes, self._transfer, first_rank=sizes[0])

@@ -48,7 +48,7 @@ class StorageReport:
 class StorageCheck(Worker):
     """Checks the run's storage from one process."""
 
-    @transfer(BROADCAST)
+    @transfer(BROADCAST, changes=False)
     def check(self, expected: Expected) -> StorageReport:
         """Reads the driver's token and writes it back, compares directories, and puts the user's code on the path."""
         answer = f"{self.context.role}-{self.context.rank}"

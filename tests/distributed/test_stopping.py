@@ -138,6 +138,17 @@ def test_on_ray_the_driver_stops_alike_and_leaves_no_process(run, whole, name, s
 
 @pytest.mark.slow
 @pytest.mark.ray
+def test_a_rollout_that_hangs_when_the_run_is_stopped_costs_no_step(run):
+    words = ["trainer={backend: ray, stop_seconds: 20}", "trainer.save_every=50", *APART]
+    with run.stopped_in_trap():
+        ended = stopped(run, IN_STEP_3, "SIGTERM", *words, seconds=120)
+    assert ended.status == 143, ended.said
+    assert "interrupted saved step 2: the same command resumes from it. Step 3 was abandoned." in ended.words
+    assert processes_left(run) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ray
 def test_a_raylet_that_ends_in_order_leaves_a_run_with_an_ending_and_a_report(run):
     """Ray then ends the driver with `_exit(1)`, unless the driver notices first."""
     run.trap.write_text(f"{IN_STEP_3} raylet:SIGTERM 120")

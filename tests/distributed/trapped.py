@@ -1,6 +1,11 @@
 """Runs of six steps that signal themselves in a chosen call of their reward function."""
 
+import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hybridflow.elastic.kill_points import VARIABLE
@@ -81,6 +86,21 @@ class Command:
         ended = self.start(*more)
         assert ended.status == 0, ended.said
         assert self.rows() == whole.rows()
+
+    @contextmanager
+    def stopped_in_trap(self) -> Iterator[None]:
+        """A block in which the process that is in the trap is stopped (SIGSTOP)."""
+        noted = self.trap.with_name("killed")
+
+        def stop() -> None:
+            while not noted.exists() or not noted.read_text():
+                time.sleep(0.05)
+            os.kill(int(noted.read_text().split()[0]), signal.SIGSTOP)
+
+        thread = threading.Thread(target=stop, daemon=True)
+        thread.start()
+        yield
+        thread.join()
 
     def rows(self) -> list[Row]:
         """What the same seed must give again."""

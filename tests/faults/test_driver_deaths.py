@@ -105,6 +105,34 @@ print("status", supervised(run, restarts=3, run_dir=Path(sys.argv[1]), stop=Stop
 def test_a_signal_between_two_starts_ends_the_run(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", SIGNALED, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["run", "status 143", ""]
+    [fault] = [json.loads(line) for line in (tmp_path / FAULTS_FILE).read_text().splitlines()]
+    assert (fault["kind"], fault["message"]) == ("driver", "The run's process was killed by SIGKILL.")
+
+
+REPLACED = """
+import os, signal, sys
+from pathlib import Path
+from hybridflow.elastic.stopping import Stop
+from hybridflow.launch.opened_run import note_restart
+from hybridflow.launch.supervised import supervised
+from rich.console import Console
+
+def run(start):
+    ledger = Path(sys.argv[1], "faults.jsonl")
+    if ledger.exists():
+        ledger.rename(ledger.with_name(f"faults.{start.number}"))  # as if the directory was moved aside
+    if start.number:
+        note_restart(Path(sys.argv[1]), start, step=0, total=9)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+supervised(run, restarts=3, run_dir=Path(sys.argv[1]), stop=Stop(), console=Console())
+"""
+
+
+def test_an_end_that_was_recorded_is_not_recorded_again_if_the_ledger_was_moved_aside(tmp_path: Path):
+    subprocess.run([sys.executable, "-c", REPLACED, tmp_path], capture_output=True, text=True, check=True)
+    faults = [json.loads(line) for line in (tmp_path / FAULTS_FILE).read_text().splitlines()]
+    assert len(faults) == 2, "the third end, which the last process recorded, and that of the last process"
 
 
 def test_a_restart_needs_the_checkpoints_of_the_run(tmp_path: Path):

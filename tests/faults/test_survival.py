@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import cache
@@ -99,22 +97,13 @@ def test_a_run_ends_after_too_many_faults_and_says_so(ray_backend: Backend, comm
 def test_a_process_that_hangs_is_replaced(ray_backend: Backend, command: MakeCommand, whole: MakeWhole):
     run = command()
     run.trap.write_text("6 SIGURG 5")  # nobody acts on it; the process then waits
-    stopper = threading.Thread(target=_stop_the_signaled, args=(run.trap.with_name("killed"),), daemon=True)
-    stopper.start()
-    ended = run.here("trainer.backend=ray", "trainer.hang_timeout_seconds=12", *APART)
-    stopper.join()
+    with run.stopped_in_trap():
+        ended = run.here("trainer.backend=ray", "trainer.hang_timeout_seconds=12", *APART)
     assert ended.status == 0, ended.said
     assert_is_whole(run, whole(*APART))
     [fault] = faults_of(run)
     assert (fault["fault"], fault["pools"]) == ("WorkerHangs", "generation"), "the actor only waited for it"
     assert (fault["step"], fault["resumed_step"]) == (4, 3)
-
-
-def _stop_the_signaled(noted: Path) -> None:
-    """Stops the process that is in the trap."""
-    while not noted.exists() or not noted.read_text():
-        time.sleep(0.05)
-    os.kill(int(noted.read_text().split()[0]), signal.SIGSTOP)
 
 
 DIES_WHILE_WRITING = """

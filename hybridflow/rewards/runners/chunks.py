@@ -20,12 +20,14 @@ MOST_CHUNKS = 256
 
 @dataclass(frozen=True)
 class Chunk:
-    """Samples `start` up to `stop` for one function; `is_retry`: one sample of a chunk that failed."""
+    """Samples `start` up to `stop` for one function; `is_retry`: one sample of a chunk that failed; `is_second`: a
+    process that had them was killed before."""
 
     function: int
     start: int
     stop: int
     is_retry: bool = False
+    is_second: bool = False
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -92,15 +94,23 @@ class Progress:
             for name, values in outcome.extras.items():
                 result.extras.setdefault(name, [None] * len(self._samples))[chunk.start : chunk.stop] = values
 
-    def failed(self, chunk: Chunk, reason: str) -> None:
-        """Records that the process of a chunk was lost: its samples are retried one by one, if there are several."""
+    def failed(self, chunk: Chunk, reason: str, *, is_from_outside: bool = False) -> None:
+        """Records that the process of a chunk was lost: its samples are retried one by one, if there are several.
+
+        `is_from_outside`: it was killed as the kernel or a person does; the first time, they are scored again.
+        """
         function = self._functions[chunk.function]
+        if is_from_outside and not chunk.is_second:
+            logger.warning("reward=%s samples=%d are scored again: %s", function.label, len(chunk), reason)
+            self._queue.appendleft(replace(chunk, is_second=True))
+            return
         if len(chunk) == 1:
             failed = failure(function, self._samples, chunk.start, reason)
             self._results[chunk.function].failures.append(failed)
             return
         logger.warning("reward=%s samples=%d are scored one by one: %s", function.label, len(chunk), reason)
-        alone = [Chunk(chunk.function, row, row + 1, is_retry=True) for row in range(chunk.start, chunk.stop)]
+        rows = range(chunk.start, chunk.stop)
+        alone = [replace(chunk, start=row, stop=row + 1, is_retry=True) for row in rows]
         self._queue.extendleft(reversed(alone))
 
     def outcomes(self) -> list[Outcome]:

@@ -12,7 +12,7 @@ from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.resolve import labels_of
 from hybridflow.rewards.runners.chunks import Progress, chunks_of
 from hybridflow.rewards.runners.forkserver import serve_functions
-from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, PoolProcess
+from hybridflow.rewards.runners.processes import FROM_OUTSIDE, START_SECONDS, ForkServer, PoolProcess
 
 _MEMORY_SECONDS = 0.1
 """How often the memory of busy processes is measured."""
@@ -93,7 +93,7 @@ class PooledRunner:
                     f"A process of the pool {ending} before it had loaded the reward functions.",
                     remedy="Importing their file must neither end the process nor crash it.",
                 )
-            progress.failed(chunk, f"its process {ending}.")
+            progress.failed(chunk, f"its process {ending}.", is_from_outside=ending in FROM_OUTSIDE)
             return
         assert chunk is not None, "a reply without a request"
         process.chunk = None

@@ -17,7 +17,7 @@ from typing import TypeVar
 import psutil
 
 from hybridflow.config.carried_code import imported_code
-from hybridflow.errors import HybridflowError, RewardError
+from hybridflow.errors import HybridflowError, ProcessKilled, RewardError
 from hybridflow.rewards.interface import Outcome, Samples
 from hybridflow.rewards.runners import forkserver
 from hybridflow.rewards.runners.chunks import Chunk
@@ -181,14 +181,14 @@ class ForkServer:
     def _died(self) -> HybridflowError:
         assert self._process is not None, "the fork server was not started"
         self.close()
-        status = self._process.returncode
+        status, kind = self._process.returncode, ProcessKilled
         if status == -signal.SIGKILL:
             remedy = f"The kernel does so when memory runs out (see `dmesg`): lower {self._setting}."
         elif status < 0:
             remedy = "Find out what sent the signal."
         else:
-            remedy = "See above for what it wrote to stderr."
-        return self._error(
+            remedy, kind = "See above for what it wrote to stderr.", self._error
+        return kind(
             f"The fork server of the {self._of} {_ending(status)}.",
             remedy=f"{remedy} The run can be resumed from its last checkpoint.",
         )
@@ -216,6 +216,10 @@ def used_bytes(process: int) -> int:
 
 def _ending(status: int) -> str:
     return f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+
+
+FROM_OUTSIDE = (_ending(-signal.SIGKILL), _ending(-signal.SIGTERM))
+"""How processes end that the kernel, for lack of memory, or a person ends."""
 
 
 def _close(process: subprocess.Popen[bytes], control: Connection) -> None:

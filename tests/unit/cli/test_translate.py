@@ -268,7 +268,7 @@ def test_asynchronous_training_of_openrlhf_runs_a_batch_ahead(capsys):
 
 
 def test_a_run_of_verl_that_only_evaluates_has_no_settings_of_training(capsys):
-    command = "python3 -m verl.trainer.main_ppo +trainer.val_only=True actor_rollout_ref.model.path=x data.train_files=a data.val_files=b"
-    words, _ = printed(shlex.split(command), capsys)
+    command = "python3 -m verl.trainer.main_ppo +trainer.val_only=True actor_rollout_ref.model.path=x"
+    words, _ = printed([*shlex.split(command), "data.train_files=a", "data.val_files=b"], capsys)
     assert "trainer.total_steps=0" in words
     assert not [word for word in words if word.startswith(("trainer.eval_every", "trainer.epochs"))]

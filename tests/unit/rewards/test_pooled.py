@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from hybridflow.config.reward import Reward
-from hybridflow.errors import RewardError
+from hybridflow.errors import ProcessKilled, RewardError
 from hybridflow.observability.metrics import plain
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
@@ -71,6 +71,12 @@ def bad(what, text):
 
 def misbehaves(completions, what, **columns):
     return [bad(kind, text) for kind, text in zip(what, completions)]
+
+def killed_once(completions, marker, **columns):
+    if not os.path.exists(marker[0]):
+        open(marker[0], "w").close()
+        os.kill(os.getpid(), 9)
+    return [float(len(text)) for text in completions]
 
 def reserves(completions, **columns):
     reserved = mmap.mmap(-1, 2**33)
@@ -148,6 +154,13 @@ def test_only_the_guilty_sample_fails_and_says_why(judges, what, settings, reaso
     assert reason in scored.failures[0].reason
     assert scored.scores.tolist() == [1.0, 0.0, 1.0]
     assert scorer.score(["p"] * 3, ["1", "27", "3"], {"what": ["fine"] * 3}).scores.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("texts", [["one"], ["one", "two"]])
+def test_a_process_that_is_killed_once_fails_no_sample(judges, tmp_path, texts):
+    scorer = RewardScorer(Reward(functions=[f"{judges}:killed_once"]))
+    scored = scorer.score(["p"] * len(texts), texts, {"marker": [str(tmp_path / "marker")] * len(texts)})
+    assert scored.scores.tolist() == [3.0] * len(texts) and not scored.failures
 
 
 def test_models_fit_below_the_limit_and_reserved_memory_does_not_count(judges):
@@ -271,7 +284,7 @@ def test_the_death_of_the_fork_server_is_reported_with_its_signal(judges, how, r
     server.send_signal(how)
     gone, alive = psutil.wait_procs(processes, timeout=10)
     assert (len(gone), alive) == (1, [])
-    with pytest.raises(RewardError, match=f"was killed by signal {int(how)}") as caught:
+    with pytest.raises(ProcessKilled, match=f"was killed by signal {int(how)}") as caught:
         runner.run(functions, samples_of(2), allowed_failures=0)
     assert remedy in caught.value.remedy
 

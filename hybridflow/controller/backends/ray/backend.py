@@ -8,7 +8,7 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 
 _START_LOOK_SECONDS = 0.2
 """How often a driver that waits for new processes checks whether there are devices for them."""
+
+_SHARE_OF_OTHERS = 0.3
+"""The share of the time of `abandon` in which processes that change nothing must answer."""
 
 POLL_SECONDS = 0.5
 """How often a waiting driver checks the other calls and all processes."""
@@ -185,13 +188,22 @@ class RayBackend:
     def abandon(self, seconds: float) -> bool:
         """Cancels the running call of each process, and checks that it has begun no changing call.
 
-        Calls that depend on cancelled ones fail.
+        Calls that depend on cancelled ones fail. A process that never changes anything, such as that of a rollout, is
+        ended if it does not answer in a part of the time: others may wait for its output.
         """
-        hosts = self._hosts()
-        begun = self._changes_begun(hosts, seconds)
+        needed = [host for host in self._hosts() if host.num_changes]
+        others = [host for host in self._hosts() if not host.num_changes]
+        self._cancel(self._hosts())
+        asked, asked_others = _asked(needed), _asked(others)
+        answered = _answered(asked_others, _SHARE_OF_OTHERS * seconds)
+        lost = [host for host in others if host not in answered]
+        for host in lost:
+            host.end()
+        self.kill([Handle("", "", host.rank, host.pool, host) for host in lost])
+        begun = _answered(asked, (1.0 - _SHARE_OF_OTHERS) * seconds)
         for host in begun:
             host.num_changes = host.marked_changes
-        return begun == {host: host.marked_changes for host in hosts}
+        return begun == {host: host.marked_changes for host in needed}
 
     def broken(self, seconds: float) -> Broken:
         """As `abandon`, but for the processes that have not ended. Ends those of pools that have lost a process."""
@@ -262,21 +274,21 @@ class RayBackend:
     def _changes_begun(self, hosts: Sequence[Host], seconds: float) -> dict[Host, int]:
         """The changing calls that each process has begun, once it has left its call, which is cancelled.
 
-        Leaves out processes that do not answer in time, or have ended. An actor would wait half a minute for a call
-        that was cancelled before it reached it.
+        Leaves out processes that do not answer in time, or have ended.
+        """
+        self._cancel(hosts)
+        return _answered(_asked(hosts), seconds)
+
+    def _cancel(self, hosts: Sequence[Host]) -> None:
+        """Cancels the running call of each process, and forgets the others.
+
+        An actor would wait half a minute for a call that was cancelled before it reached it.
         """
         for host in hosts:
             call = self._watch.running_in(host)
             if call is not None and not call.done and _has_reached_its_actor(call):
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
-        asked: dict[ray.ObjectRef, Host] = {host.actor.changes_begun.remote(): host for host in hosts}
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
-        found = {}
-        for reference in answered:
-            with suppress(*DEATHS):
-                found[asked[reference]] = ray.get(reference)
-        return found
 
     def kill(self, handles: Sequence[Handle]) -> None:
         """Kills the actors of these workers; a pool without actors releases its devices."""
@@ -314,6 +326,21 @@ class RayBackend:
 
     def _hosts(self) -> list[Host]:
         return [host for placed in self._pools.values() for host in placed.hosts]
+
+
+def _asked(hosts: Sequence[Host]) -> dict[ray.ObjectRef, Host]:
+    """Asks processes for the number of changing calls that they have begun."""
+    return {host.actor.changes_begun.remote(): host for host in hosts}
+
+
+def _answered(asked: Mapping[ray.ObjectRef, Host], seconds: float) -> dict[Host, int]:
+    """The answers that arrive in time; none of a process that has ended."""
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=seconds) if asked else ([], [])
+    found: dict[Host, int] = {}
+    for reference in answered:
+        with suppress(*DEATHS):
+            found[asked[reference]] = ray.get(reference)
+    return found
 
 
 def _has_reached_its_actor(call: Pending) -> bool:

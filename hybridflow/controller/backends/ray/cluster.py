@@ -3,10 +3,8 @@
 import atexit
 import logging
 import os
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 
@@ -19,6 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hybridflow.controller.backends.interface import RAY_ADDRESS
+from hybridflow.controller.backends.ray.signals import own_sigterm, sigterm_kept
 from hybridflow.controller.resource_pool import NodeGpus, visible_gpu_bytes
 from hybridflow.errors import ResourceError
 
@@ -138,7 +137,8 @@ def _has_cluster_here() -> bool:
 
 def disconnect() -> None:
     """Leaves the cluster, and stops it if it was started here."""
-    ray.shutdown()
+    with sigterm_kept():
+        ray.shutdown()
     _Connection.has_started_ray, _Connection.processes = False, ()
 
 
@@ -290,7 +290,7 @@ def _initialized(
 ) -> None:
     """Connects to the cluster at an address, or for None to that of `ray start`; `local` starts one."""
     try:
-        with _own_sigterm(), _on_loopback() if address == "local" else nullcontext(), _in_sessions_of_their_own():
+        with own_sigterm(), _on_loopback() if address == "local" else nullcontext(), _in_sessions_of_their_own():
             ray.init(
                 address=address,
                 num_cpus=num_cpus,
@@ -309,19 +309,6 @@ def _initialized(
         raise ResourceError(
             f"Ray: {what}: {said}", remedy=f"{first}{token}, or use one device without Ray: trainer.backend=local."
         ) from error
-
-
-@contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Keeps this process's SIGTERM handler: Ray's handler would end the driver immediately."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 @contextmanager

@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> int:
 
     if not arguments.on:
         raise ConfigError(
-            "--on is missing, so that there is no target for the run.",
+            "--on is required: it says where the run is launched.",
             remedy=f"Give one: --on {', '.join(kind.value for kind in TargetKind)}, or a target file.",
         )
     given = {option.name: vars(arguments)[option.name] for option in OPTIONS}

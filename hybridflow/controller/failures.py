@@ -201,8 +201,7 @@ def stall(stalled: Sequence[Stalled], seconds: float) -> WorkerHangs:
     return _hanging(
         first,
         stalled,
-        f"hangs in {first.call}: for {seconds:.0f} s, no process of the run has used a CPU, or generated,"
-        f" scored or trained on anything.{others}{also}",
+        f"hangs in {first.call}: for {seconds:.0f} s, no process of the run has made progress.{others}{also}",
         "If it only waits, for example for a server, raise trainer.hang_timeout_seconds, or declare the wait with"
         " ACTIVITY.waiting(seconds) of hybridflow.observability.activity.",
     )

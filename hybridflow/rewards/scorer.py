@@ -14,6 +14,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.reward import LARGEST_SCORE, Reward
 from hybridflow.errors import STRICT, ConfigError, Problems, RewardError
 from hybridflow.observability.activity import ACTIVITY, FOREVER
+from hybridflow.observability.formatting import counted
 from hybridflow.observability.metrics import Metrics, mean, total
 from hybridflow.rewards.dialects import FILTER_SCORES, as_list
 from hybridflow.rewards.interface import Failure, Outcome, Prompt, Samples
@@ -179,7 +180,7 @@ class RewardScorer:
         if so_far > self._budget:
             raise RewardError(
                 f"The reward function {failures[0]}\n"
-                f"This rank has failed to score {so_far} samples so far ({failed} of the {num_samples} in"
+                f"This rank has failed to score {counted(so_far, 'sample')} so far ({failed} of the {num_samples} in"
                 f" this batch); reward.error_budget={self._budget} allows {self._budget} per rank.",
                 remedy="Fix the function or the server, or raise reward.error_budget. If a sample cannot be scored,"
                 " return None and let another function score it.",

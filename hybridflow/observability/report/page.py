@@ -82,7 +82,8 @@ def _warnings(record: RunRecord) -> str:
     found += [f'<p class="advice">{shown(message)}</p>' for message in dict.fromkeys(record.warnings.data)]
     others = "".join(f"<li>{shown(message)}</li>" for message in dict.fromkeys(record.warnings.others))
     if others:
-        found.append(f'<details id="warnings"><summary>Other warnings in run.log</summary><ul>{others}</ul></details>')
+        title = "Other warnings in run.log" if found else "Warnings in run.log"
+        found.append(f'<details id="warnings"><summary>{title}</summary><ul>{others}</ul></details>')
     return "".join(found)
 
 

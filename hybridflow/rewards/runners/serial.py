@@ -43,7 +43,9 @@ def outcome_of(function: BoundReward, samples: Samples, allowed_failures: int) -
     except RewardUnavailable as error:
         return all_failed(function, samples, error.message)
     except RewardError as error:
-        logger.warning("reward=%s raised; scoring its samples one by one to find which it fails for", function.label)
+        logger.warning(
+            "reward=%s raised an error; scoring the samples one by one to find those that it fails for", function.label
+        )
         return _one_by_one(function, samples, error, allowed_failures)
     return checked(function, samples, answers)
 
@@ -64,5 +66,5 @@ def _one_by_one(function: BoundReward, samples: Samples, first: RewardError, all
             return outcome
     if outcome.failures:
         return outcome
-    reason = f"{first.message} It raised for all samples together, but for none alone."
+    reason = f"{first.message} It raised this for all samples together, and for none of them alone."
     return all_failed(function, samples, reason, trace_of(first))

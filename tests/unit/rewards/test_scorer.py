@@ -127,7 +127,7 @@ def test_a_batch_that_exceeded_the_budget_may_be_scored_again(make_scorer, tmp_p
     scorer = make_scorer(text + "        raise OSError('down')\n    return [1.0] * len(completions)")
     (tmp_path / "down").touch()
     for _ in range(2):
-        with pytest.raises(RewardError, match="has failed to score 1 samples so far"):
+        with pytest.raises(RewardError, match="has failed to score 1 sample so far"):
             scorer.score(PROMPTS, TEXTS, {})
     (tmp_path / "down").unlink()
     assert scorer.score(PROMPTS, TEXTS, {}).scores.tolist() == [1.0] * len(TEXTS)
@@ -153,7 +153,9 @@ def f(completions, **columns):
 
 def test_a_function_that_raises_for_the_batch_alone_says_so(make_scorer):
     text = "def f(completions, **c):\n    assert len(completions) == 1, 'one, please'\n    return [0.0]\n"
-    with pytest.raises(RewardError, match=r"one, please.*It raised for all samples together, but for none alone"):
+    with pytest.raises(
+        RewardError, match=r"one, please.*It raised this for all samples together, and for none of them alone"
+    ):
         make_scorer(text).score(PROMPTS, TEXTS, {})
 
 

@@ -43,9 +43,7 @@ def outcome_of(function: BoundReward, samples: Samples, allowed_failures: int) -
     except RewardUnavailable as error:
         return all_failed(function, samples, error.message)
     except RewardError as error:
-        logger.warning(
-            "reward=%s raised an error; scoring the samples one by one to find those that it fails for", function.label
-        )
+        logger.warning("reward=%s raised an error; scoring its samples one by one to find which fail", function.label)
         return _one_by_one(function, samples, error, allowed_failures)
     return checked(function, samples, answers)
 

@@ -232,7 +232,7 @@ def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message", "remedy"),
     [
-        (["grpo"], "--on is missing", "--on local, ray, slurm, kuberay, skypilot, or a target file"),
+        (["grpo"], "--on is required", "--on local, ray, slurm, kuberay, skypilot, or a target file"),
         (
             ["--on", "slurm", "--partitoin=x", "grpo"],
             "There is no option --partitoin=x.",

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hybridflow.elastic.checkpoint import CheckpointStore, evaluation_of, step_of
@@ -136,16 +136,16 @@ class Mirror:
         for step in sorted(kept & here.keys(), reverse=True):
             is_there = step in there and there[step].digest == here[step].digest
             if not is_there and self._store.place(step).is_dir():  # an upload may last until it is deleted
-                self._upload(here[step])
+                self._upload(here[step], there)
         self._remote.delete_incomplete()
         for step in sorted(there.keys() - kept):
             self._remote.delete(step)
             logger.info("checkpoint=%s deleted", self._remote.place(step))
 
-    def _upload(self, manifest: Manifest) -> None:
+    def _upload(self, manifest: Manifest, there: Mapping[int, Manifest]) -> None:
         path, started = self._store.place(manifest.step), time.perf_counter()
         with holding(path):
-            self._remote.upload(path, manifest)
+            self._remote.upload(path, manifest, there)
         self.seconds = time.perf_counter() - started
         size = sum(record.bytes for record in manifest.files.values())
         logger.info(

@@ -6,7 +6,7 @@ s3://bucket/runs/x/step_40/...             the files of `run_dir/checkpoints/ste
 
 import logging
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class RemoteCheckpoints:
     """The checkpoints of one run below a URL of any protocol of fsspec.
 
         remote = RemoteCheckpoints("s3://bucket/runs/x")
-        remote.upload(run_dir / "checkpoints" / "step_40", manifest)
+        remote.upload(run_dir / "checkpoints" / "step_40", manifest, remote.complete())
         remote.complete()  # {40: manifest}
 
     All errors of the protocol's package are raised as `CheckpointError`. Only one run at a time may write to a URL.
@@ -89,16 +89,28 @@ class RemoteCheckpoints:
         with tempfile.TemporaryDirectory() as folder:
             return evaluation_of(self.described(step, Path(folder)).path)
 
-    def upload(self, directory: Path, manifest: Manifest) -> None:
-        """Copies a complete checkpoint to the URL, in place of any that is there under the same name."""
+    def upload(self, directory: Path, manifest: Manifest, others: Mapping[int, Manifest]) -> None:
+        """Copies a complete checkpoint to the URL, in place of any that is there under the same name.
+
+        Files that one of the other checkpoints at the URL has too, by their SHA-256, are copied there.
+        """
         self.delete(manifest.step)
         target = self._of(manifest.step)
+        same = {
+            name: f"{self._of(step)}/{name}"
+            for step, other in others.items()
+            for name, record in other.files.items()
+            if step != manifest.step and manifest.files.get(name) == record
+        }
+
+        def put(name: str) -> None:
+            if name in same:
+                with suppress(OSError, NotImplementedError):
+                    return self._files.cp_file(same[name], f"{target}/{name}")
+            return self._files.put_file(str(directory / name), f"{target}/{name}")
+
         with self._explained("cannot be written to"):
-            in_threads(
-                lambda name: self._files.put_file(str(directory / name), f"{target}/{name}"),
-                list(manifest.files),
-                threads=_THREADS,
-            )
+            in_threads(put, list(manifest.files), threads=_THREADS)
             there = self._files.find(target, detail=True)
             sizes = {path.removeprefix(target).lstrip("/"): about["size"] for path, about in there.items()}
             if wrong := [name for name, record in manifest.files.items() if sizes.get(name) != record.bytes]:

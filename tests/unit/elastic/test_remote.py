@@ -13,12 +13,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hybridflow.config.loop import Trainer
 from hybridflow.elastic import mirror
 from hybridflow.elastic.checkpoint import Checkpoint, CheckpointStore
+from hybridflow.elastic.manifest import Parts
 from hybridflow.elastic.mirror import Mirror
 from hybridflow.elastic.remote import RemoteCheckpoints, remote_checkpoints
 from hybridflow.elastic.resuming import resolve_resume
 from hybridflow.elastic.retention import Retention
 from hybridflow.errors import CheckpointError, ResourceError
-from hybridflow.parallel.file_records import record_files
+from hybridflow.parallel.file_records import FileRecord, record_files
 from tests.unit.elastic.test_checkpoint import flip_a_bit, forge
 from tests.unit.elastic.victim import save, store_with
 
@@ -57,11 +58,45 @@ def remote_of(tmp_path: Path) -> RemoteCheckpoints:
 
 def upload(remote: RemoteCheckpoints, store: CheckpointStore, step: int) -> None:
     checkpoint = store.open(store.directory / f"step_{step}")
-    remote.upload(checkpoint.path, checkpoint.manifest)
+    remote.upload(checkpoint.path, checkpoint.manifest, remote.complete())
 
 
 def files_of(directory: Path) -> dict:
     return record_files(directory, [str(path.relative_to(directory)) for path in directory.rglob("*.*")])
+
+
+def write_roles(directory: Path, actor: str, critic: str) -> Parts:
+    found: dict[str, dict[str, FileRecord]] = {}
+    for role, text in (("actor", actor), ("critic", critic)):
+        (directory / role).mkdir()
+        (directory / role / "weights").write_text(text)
+        records = record_files(directory / role, ["weights"])
+        found[role] = {f"{role}/{name}": record for name, record in records.items()}
+    return found
+
+
+@pytest.mark.parametrize("can_copy", [True, False])
+def test_what_has_not_changed_is_copied_at_the_url(tmp_path, monkeypatch, can_copy):
+    store, remote, put = CheckpointStore(tmp_path, keep=Retention(9)), remote_of(tmp_path), list[str]()
+    original, copy = LocalFileSystem.put_file, LocalFileSystem.cp_file
+
+    def cp_file(self, source: str, target: str) -> None:
+        if not can_copy and "/remote/" in source:
+            raise NotImplementedError
+        copy(self, source, target)
+
+    monkeypatch.setattr(LocalFileSystem, "cp_file", cp_file)
+    monkeypatch.setattr(
+        LocalFileSystem, "put_file", lambda self, here, there: (put.append(there), original(self, here, there))
+    )
+    for step, critic in ((1, "a"), (2, "b")):
+        store.save(step, lambda directory, critic=critic: write_roles(directory, "same", critic), {})
+        put.clear()
+        upload(remote, store, step)
+    names = [path.rpartition("step_2/")[2] for path in put]
+    expected = ["critic/weights", "driver.json", "manifest.json", *([] if can_copy else ["actor/weights"])]
+    assert sorted(names) == sorted(expected)
+    assert files_of(tmp_path / "remote" / "step_2") == files_of(store.place(2))
 
 
 @pytest.mark.parametrize("url", ["memory://bucket/run", "file://{}/remote/"])

@@ -58,6 +58,6 @@ def test_the_report_shows_the_run_up_to_its_end_and_how_it_ended(
     page = (run.run_dir / "report.html").read_text()
     assert re.search(f'class="ending [a-z]*"><strong>{ending}', page), page[: page.index("<h2>")][-2000:]
     assert steps_of(run.run_dir) == [*range(steps + 1)]
-    assert f"{steps} steps in " in page and "data-refresh" not in page and 'aria-label="Score"' in page
+    assert f"{steps} steps, which took " in page and "data-refresh" not in page and 'aria-label="Score"' in page
     log = (run.run_dir / "run.log").read_text()
     assert re.search(ending.replace("</strong>", ":"), log), log

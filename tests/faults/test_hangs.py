@@ -47,7 +47,7 @@ def test_a_rank_that_leaves_the_others_waiting_is_named_with_the_stacks_of_all(s
     error = caught.value
     assert (error.role, error.rank, error.method) == ("stuck", 1, "stuck.total_behind_sleep")
     assert f"pid {pids[1]} on " in error.message and "hangs in stuck.total_behind_sleep: for" in error.message
-    assert "rank 0 of 'stuck' waits in a collective operation" in error.message
+    assert "Rank 0 of 'stuck' waits in a collective operation" in error.message
     assert "all_reduce" in error.worker_traceback and "total_behind_sleep" in error.worker_traceback
     assert "rank 0 of 'stuck'" in error.worker_traceback and "rank 1 of 'stuck'" in error.worker_traceback
 

@@ -201,7 +201,7 @@ def test_the_report_exists_from_the_first_step_and_the_log_tells_the_story(words
     settings = ["trainer.total_steps=2", f"reward.functions={words.folder}/spy.py:spy", "reward.processes=0"]
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "x", "reward.settings.f.api_key=hunter2-hunter2", "a b"])
     words.run("told", *settings)
-    assert "1 step in " in seen.read_text() and 'data-refresh="5"' in seen.read_text()
+    assert "1 step, which took " in seen.read_text() and 'data-refresh="5"' in seen.read_text()
     assert "data-refresh" not in (run / "report.html").read_text()
     lines = [line.partition(" INFO    ")[2].partition(" ")[2] for line in (run / "run.log").read_text().splitlines()]
     assert re.match(rf"started hybridflow={__version__} python=3\.\d+\.\d+ torch=2.* transformers=5.* ray=2", lines[0])

@@ -20,7 +20,7 @@ import psutil
 from hybridflow.observability.ending import ENDED_BY_RAY, UNRECORDED, Ending, read_ending, split_remedy, write_ending
 from hybridflow.observability.fault_ledger import FAULTS_FILE, append_faults
 from hybridflow.observability.jsonlines import last_row
-from hybridflow.observability.logs import configure_logging
+from hybridflow.observability.logs import configure_logging, log_to_file
 from hybridflow.observability.ray_log import was_ended_by_ray
 from hybridflow.observability.report import write_report
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
@@ -82,7 +82,9 @@ def main(arguments: Sequence[str]) -> None:
 
 def _record(run_dir: Path, ending: Ending, *, is_supervised: bool) -> None:
     configure_logging(run_dir)
-    if not is_supervised:
+    if is_supervised:  # the terminal says that the run is started again
+        log_to_file(logging.ERROR, f"{ending.how}: {ending.said}")
+    else:
         logger.error("%s: %s", ending.how, ending.said)
     write_ending(run_dir, ending)
     if ending is ENDED_BY_RAY and not is_supervised:

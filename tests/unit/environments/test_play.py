@@ -15,6 +15,7 @@ from hybridflow.engines.rollout.sampling import row_keys
 from hybridflow.environments.running import environment_seed
 from hybridflow.errors import EpisodeError
 from hybridflow.observability.samples import sample_of_row
+from hybridflow.rewards.runners import forkserver
 from hybridflow.workers.estimation import AdvantageEstimation
 from tests.oracles.advantages import returns_of_replies
 from tests.oracles.training import response_logprobs, rows_of
@@ -309,7 +310,7 @@ def test_processes_that_die_while_they_are_idle_are_replaced_without_a_retry(tok
     prompts = prompts_of(tokenizer, TEXTS)
     with Player(tokenizer, "Echo", processes=4, max_turn_tokens=6, retries=0) as player:
         expected = player.play(prompts)
-        servers = [process for process in psutil.Process().children() if process.children()]
+        servers = [each for each in psutil.Process().children() if forkserver.__name__ in " ".join(each.cmdline())]
         idle = [process for server in servers for process in server.children()]
         for process in idle:
             process.kill()

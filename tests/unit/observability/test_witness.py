@@ -70,7 +70,9 @@ os._exit(1)
 def test_a_run_that_ray_ended_has_that_as_its_ending_and_a_fault(run_dir, tmp_path, monkeypatch, more):
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     done = ended(run_dir, LOGGED_BY_RAY, *more)
-    assert read_ending(run_dir) == ENDED_BY_RAY and "failed: the run's raylet died" in done.stderr
+    assert read_ending(run_dir) == ENDED_BY_RAY
+    assert ("failed: the run's raylet died" in done.stderr) != bool(more)
+    assert "failed: the run's raylet died" in (run_dir / "run.log").read_text()
     faults = read_faults(run_dir)
     assert [(fault.step, fault.name, fault.is_survived) for fault in faults] == (
         [] if more else [(2, "RayEnded", False)]

@@ -22,13 +22,7 @@ from rich.text import Text
 from hybridflow.elastic.stopping import Stop
 from hybridflow.errors import RayEnded
 from hybridflow.launch.signals import on_signals
-from hybridflow.observability.fault_ledger import (
-    DRIVER_DIED,
-    FAULTS_FILE,
-    append_faults,
-    driver_fault,
-    read_faults,
-)
+from hybridflow.observability.fault_ledger import DRIVER_DIED, FAULTS_FILE, append_faults, driver_fault, read_faults
 from hybridflow.observability.jsonlines import last_row
 from hybridflow.observability.ray_log import was_ended_by_ray
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
@@ -130,16 +124,14 @@ class _Supervisor:
 
     def _ended(self, start: Start) -> tuple[int, bool]:
         """The exit status of a child, negative for the signal that killed it, and whether the run ends with it."""
-        read, write = os.pipe()
-        os.set_blocking(read, False)
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # each process has its own handlers
-        parent, began = os.getpid(), time.time()
         if self._asked is not None:  # before the signals were blocked
             signal.pthread_sigmask(signal.SIG_SETMASK, masked)
-            for descriptor in (read, write):
-                os.close(descriptor)
             self._record(start)
             return status_after(self._asked), True
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        parent, began = os.getpid(), time.time()
         self._child = child = os.fork()
         if self._child == 0:
             os.close(read)

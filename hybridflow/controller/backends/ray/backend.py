@@ -110,16 +110,8 @@ class RayBackend:
             answer = run.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
-        pending = Pending(
-            handle,
-            method,
-            value,
-            packets,
-            changes=form.changes,
-            number=number,
-            sent=sent_at,
-            given=tuple(arguments.stored),
-        )
+        pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
+        pending.given = tuple(arguments.stored)
         host.yielding = pending if form.yields else None
         self._watch.add(pending)
         return pending
@@ -213,7 +205,8 @@ class RayBackend:
         for host in self._hosts():
             if host.pool in gone:
                 host.end()  # a process that is stopped would keep other pools waiting for it
-        begun = self._changes_begun(others, seconds)
+        self._cancel(others)
+        begun = _answered(_asked(others), seconds)
         self.call_log.drop()
         gone |= {host.pool for host in others if host not in begun}
         for host, changes in begun.items():
@@ -270,14 +263,6 @@ class RayBackend:
         found = free_node_devices(self._device) if is_joined() else dict.fromkeys(own, 0)
         counts = (free + own[node] for node, free in found.items())
         return sorted((count for count in counts if count), reverse=True)
-
-    def _changes_begun(self, hosts: Sequence[Host], seconds: float) -> dict[Host, int]:
-        """The changing calls that each process has begun, once it has left its call, which is cancelled.
-
-        Leaves out processes that do not answer in time, or have ended.
-        """
-        self._cancel(hosts)
-        return _answered(_asked(hosts), seconds)
 
     def _cancel(self, hosts: Sequence[Host]) -> None:
         """Cancels the running call of each process, and forgets the others.

@@ -18,7 +18,7 @@ from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.transfer import specs_of
 from hybridflow.controller.worker import Worker, WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
-from hybridflow.errors import ConfigError
+from hybridflow.errors import ConfigError, WorkerDied
 from hybridflow.parallel import ParallelMesh
 
 RoleMethod = Callable[..., Future | BatchRef]
@@ -94,7 +94,8 @@ class WorkerGroup:
     def link(self, name: str, other: "WorkerGroup", other_name: str) -> None:
         """Makes every call of the method `name` also call another group's method, with the same arguments.
 
-        For operations of two pools, such as sending and receiving weights; the result is this group's.
+        For operations of two pools, such as sending and receiving weights; the result is this group's. Neither is
+        called if a process of the other group has ended, which that group's next call reports.
         """
         self._linked[name] = other.__getattr__(other_name)
 
@@ -135,6 +136,10 @@ class _BoundMethod:
 
     def __call__(self, *args: object, **kwargs: object) -> Future | BatchRef:
         method, spec = self._method, self._method.spec
+        try:
+            linked = [] if method.name not in self._linked else self._linked[method.name](*args, **kwargs).pending()
+        except WorkerDied:
+            return Future([], self._backend, lambda values: None)
         dispatch = dispatched(method, args, kwargs, self._backend)
         number = self._number(dispatch)
         form = VALUE
@@ -148,11 +153,9 @@ class _BoundMethod:
             )
             for handle, arguments in zip(self._handles, dispatch.arguments, strict=True)
         ]
-        answers = [calls[rank] for rank in method.answering]
         if spec.provides:
-            return self._reference(dispatch, answers)
-        linked = self._linked.get(method.name)
-        return self._future(calls, [] if linked is None else linked(*args, **kwargs).pending())
+            return self._reference(dispatch, [calls[rank] for rank in method.answering])
+        return self._future(calls, linked)
 
     def _number(self, dispatch: Dispatch) -> int:
         method, pool = self._method, self._handles[0].pool.name

@@ -281,14 +281,15 @@ class Loop:
             prompts = self._ahead.begin(self._step, self._left_out)
             yield prompts
             accounts = self._ahead.end()
-        self._step += 1
-        self._position = self._where_data_is()
         self._step_seconds = time.perf_counter() - started
         check_in_place(run.checkpoints.run_dir)
-        metrics = {"training/global_step": last(self._step), "training/epoch": last(epoch)}
-        metrics |= step_metrics(run, self._step, prompts, started=started, seconds=self._step_seconds)
-        self._samples.end_step(self._step)
+        step = self._step + 1
+        metrics = {"training/global_step": last(step), "training/epoch": last(epoch)}
+        metrics |= step_metrics(run, step, prompts, started=started, seconds=self._step_seconds)
+        self._samples.end_step(step)
         self._unlogged = plain(metrics | accounts | run.timers.metrics() | memory_metrics() | self.saved.metrics())
+        self._step, self._position = step, self._where_data_is()
+        run.calls.mark()
         run.timers.reset()
 
     def record(self, metrics: Metrics) -> None:

@@ -180,6 +180,54 @@ def test_a_rollout_that_dies_before_it_receives_weights_leaves_the_trained_model
     assert (fault["pools"], fault["resumed_step"]) == ("generation", fault["step"]), "the sender has left its call"
 
 
+DIES_IN_AN_UPDATE = """
+import threading
+
+judged, dead = right, pathlib.Path({dead!r})
+
+def die():
+    "Once the actor has begun its update, which takes some seconds."
+    siblings = psutil.Process().parent().children()
+    while not any("actor.update" in " ".join(each.cmdline()) for each in siblings):
+        time.sleep(0.01)
+    dead.write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def right(completions, answer, **columns):
+    scores = judged(completions, answer, **columns)
+    if calls == 6 and not dead.exists():
+        threading.Thread(target=die, daemon=True).start()
+    return scores
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param([], id="synchronous"),
+        pytest.param(["asynchrony.max_staleness=1"], id="ahead"),
+        pytest.param(["asynchrony={max_staleness: 1, partial_rollouts: true}"], id="partial rollouts"),
+    ],
+)
+@pytest.mark.slow
+def test_an_update_is_finished_although_the_rollout_dies(
+    ray_backend: Backend, command: MakeCommand, whole: MakeWhole, words: list[str], tmp_path: Path
+):
+    run, long_updates = command(), "actor.epochs=60"
+    with (tmp_path / "judge.py").open("a") as judge:
+        judge.write(DIES_IN_AN_UPDATE.format(dead=str(tmp_path / "dead")))
+    ended = run.here("trainer.backend=ray", "trainer.snapshot_fraction=0", long_updates, *APART, *words)
+    assert ended.status == 0, ended.said
+    assert (tmp_path / "dead").exists()
+    [fault] = faults_of(run)
+    assert (fault["pools"], fault["kind"]) == ("generation", "process")
+    assert "source" not in fault and not fault.get("repeated_steps"), "the trained model is kept"
+    assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
+    if not words:
+        assert fault["resumed_step"] == 4, "the update of step 4 counts"
+        assert_is_whole(run, whole(long_updates, *APART))
+
+
 @pytest.mark.parametrize("call", [pytest.param(6, id="in an evaluation"), pytest.param(7, id="in a step")])
 @pytest.mark.slow
 def test_batches_that_were_generated_ahead_are_asked_for_again_after_a_fault(

@@ -8,8 +8,8 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -117,20 +117,29 @@ class RayBackend:
         return pending
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
-        """The values. Meanwhile checks all calls and processes, every half second and after every failure."""
-        self._watch.look_at_silence()
-        while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
+        """The values. Meanwhile checks all calls and processes, every half second and after every failure.
+
+        While an awaited call changes a model, failures in pools without an awaited call are not raised: afterwards the
+        model is whole, and need not be restored.
+        """
+        while awaited := _unfinished(pending):
+            with self._sparing_changes(awaited):
+                self._watch.look_at_silence()
+            awaited = _unfinished(awaited)
             try:
                 answers = ray.get(references_of([call.value for call in awaited]), timeout=POLL_SECONDS)
-                self._watch.note(awaited, answers)
             except GetTimeoutError:
-                self._watch.look_at_calls()
-                self._watch.look_at_processes(seconds=0.0)
-                self._while_waiting()
-                self._watch.look_at_silence()
+                with self._sparing_changes(awaited):
+                    self._watch.look_at_calls()
+                    self._watch.look_at_processes(seconds=0.0)
+                    self._while_waiting()
+                    self._watch.look_at_silence()
                 self._spares.look(self._pools.values())
             except RayError as error:
                 self._raise_translated(error)
+            else:
+                with self._watch.heeding(_pools_of(awaited) if any(call.changes for call in awaited) else None):
+                    self._watch.note(awaited, answers)
         self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
 
@@ -156,7 +165,8 @@ class RayBackend:
 
     def drain_calls(self) -> list[Span]:
         """The calls that have finished since the last drain, on each rank."""
-        self._watch.look_at_calls()
+        with self._watch.heeding(()):
+            self._watch.look_at_calls()
         return self.call_log.drain()
 
     def mark(self) -> None:
@@ -173,7 +183,7 @@ class RayBackend:
             queue = self._watch.queue_of(host)
             if sum(call.changes for call in queue) < host.num_changes - host.marked_changes:
                 return True
-            if queue and queue[0].changes and _has_reached_its_actor(queue[0]):
+            if _runs_change(queue):
                 return True
         return False
 
@@ -264,6 +274,16 @@ class RayBackend:
         counts = (free + own[node] for node, free in found.items())
         return sorted((count for count in counts if count), reverse=True)
 
+    @contextmanager
+    def _sparing_changes(self, awaited: Sequence[Pending]) -> Iterator[None]:
+        """A block that raises no failure of other pools while one of these calls changes a model."""
+        hosts = {host_of(call.handle) for call in awaited if call.changes}
+        for host in hosts:
+            self._watch.look_at_calls(self._watch.queue_of(host))
+        is_changing = any(_runs_change(self._watch.queue_of(host)) for host in hosts)
+        with self._watch.heeding(_pools_of(awaited) if is_changing else None):
+            yield
+
     def _cancel(self, hosts: Sequence[Host]) -> None:
         """Cancels the running call of each process, and forgets the others.
 
@@ -326,6 +346,19 @@ def _answered(asked: Mapping[ray.ObjectRef, Host], seconds: float) -> dict[Host,
         with suppress(*DEATHS):
             found[asked[reference]] = ray.get(reference)
     return found
+
+
+def _unfinished(calls: Sequence[Pending]) -> list[Pending]:
+    return [call for call in dict.fromkeys(calls) if not call.done]
+
+
+def _pools_of(calls: Sequence[Pending]) -> set[ResourcePool]:
+    return {host_of(call.handle).pool for call in calls}
+
+
+def _runs_change(queue: Sequence[Pending]) -> bool:
+    """Whether the first call of a process's queue changes what a checkpoint holds, and has begun."""
+    return bool(queue) and queue[0].changes and _has_reached_its_actor(queue[0])
 
 
 def _has_reached_its_actor(call: Pending) -> bool:

@@ -1,7 +1,8 @@
 """Watches pending calls and the processes that execute them: detects and reports every failure."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError, RayTaskError
@@ -28,6 +29,7 @@ from hybridflow.controller.failures import (
     ray_ended,
     stall,
 )
+from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.errors import OutputLost, WorkerDied, WorkerError
 
 DEATHS = (RayActorError, OutOfMemoryError)
@@ -58,6 +60,17 @@ class Watch:
         self._calls: dict[Stored, Pending] = {}
         self._dropped: Sequence[Pending] = ()
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
+        self._heeded: Collection[ResourcePool] | None = None
+        """The pools whose failures are raised; None for all."""
+
+    @contextmanager
+    def heeding(self, pools: Collection[ResourcePool] | None) -> Iterator[None]:
+        """A block that raises failures of processes in these pools only; those of others are raised afterwards."""
+        self._heeded = pools
+        try:
+            yield
+        finally:
+            self._heeded = None
 
     def add(self, call: Pending) -> None:
         """Registers a call; occasionally also checks the calls without a waiter."""
@@ -106,6 +119,8 @@ class Watch:
             try:
                 self._note(watched[reference], ray.get(reference))
             except RayError as error:
+                if not self._heeds(host_of(watched[reference].handle)):
+                    continue
                 failure = self.translated(error, watched[reference])
                 raise failure from failure.__cause__
 
@@ -116,7 +131,7 @@ class Watch:
 
     def _raise_death(self) -> None:
         for host in self._hosts():
-            if host.died is not None:
+            if host.died is not None and self._heeds(host):
                 self._drop_all()
                 raise host.died
 
@@ -138,7 +153,7 @@ class Watch:
     def _raise_silence(self) -> None:
         self.look_at_head()
         for host in self._hosts():
-            if self.is_silent(host):
+            if self._heeds(host) and self.is_silent(host):
                 process, calling = self._process(host), self._progress.look(self._hosts())
                 others = [Stalled(self._process(each.host), each.call, each.stack) for each in calling if each.stack]
                 self._drop_all()
@@ -193,6 +208,7 @@ class Watch:
 
     def translated(self, error: RayError, failed: Pending | None = None) -> Exception:
         """Ray's error as one of this package's; drops all pending calls."""
+        self._heeded = None  # the failure of one pool may be the cause of another's
         if isinstance(error, RayTaskError) and isinstance(error.cause, CallFailed):
             self._look_for_death_behind(error.cause)
             self._drop_all()
@@ -224,6 +240,9 @@ class Watch:
             method=failed.method if failed else "unknown",
             worker_traceback=str(error),
         )
+
+    def _heeds(self, host: Host) -> bool:
+        return self._heeded is None or host.pool in self._heeded
 
     def _drop_all(self) -> None:
         self._dropped = list(self._calls.values())

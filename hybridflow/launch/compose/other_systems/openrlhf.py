@@ -46,7 +46,7 @@ def openrlhf_translation(trainer: str, options: Mapping[str, str], launch: Seque
     defaults = {**other_defaults(OPENRLHF), **other_defaults(f"{OPENRLHF} {trainer}")}
     if trainer == "ppo" and _estimator_name(Given(given, defaults)) != "ppo":
         critic = [name for name in given | defaults if name.startswith("critic_") or name == "value_clip"]
-        return translated_without(critic, NO_CRITIC, system, given, defaults)
+        return translated_without({NO_CRITIC: critic}, system, given, defaults)
     return translated(system, given, defaults)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -174,13 +174,14 @@ def translated(system: System, given: Mapping[str, str], defaults: Mapping[str, 
 
 
 def translated_without(
-    names: Sequence[str], reason: str, system: System, given: Mapping[str, str], defaults: Mapping[str, str]
+    unused: Mapping[str, Collection[str]], system: System, given: Mapping[str, str], defaults: Mapping[str, str]
 ) -> Translation:
-    """Translates settings of a system; for a reason, some of them change nothing."""
-    used = {name: value for name, value in given.items() if name not in names}
-    found = translated(system, used, {name: value for name, value in defaults.items() if name not in names})
-    unused = [name for name in names if name in given]
-    return replace(found, not_needed=[*found.not_needed, *([NotNeeded(unused, reason)] if unused else [])])
+    """Translates settings of a system without those that change nothing, by the reason why they do not."""
+    names = {name for those in unused.values() for name in those}
+    used, assumed = ({name: text for name, text in each.items() if name not in names} for each in (given, defaults))
+    found = translated(system, used, assumed)
+    left_out = [NotNeeded([name for name in those if name in given], reason) for reason, those in unused.items()]
+    return replace(found, not_needed=[*found.not_needed, *(each for each in left_out if each.names)])
 
 
 def _origin(found: Missing, source: Given, defaults: Mapping[str, str]) -> str:

@@ -15,7 +15,6 @@ from hybridflow.launch.compose.other_systems.translation import (
     System,
     Translation,
     as_list,
-    translated,
     translated_without,
 )
 from hybridflow.launch.compose.presets import preset_name, presets
@@ -41,13 +40,12 @@ def verl_translation(given: Mapping[str, str]) -> Translation:
     if source.get("data.filter_overlong_prompts", "").lower() == "true":
         source.pop("data.truncation", None)  # verl leaves rows out before it would cut them
     defaults = other_defaults(VERL)
-    if source.get("trainer.val_only", "").lower() == "true":  # the only evaluation is that before the first step
-        source = {name: value for name, value in source.items() if name not in _OF_TRAINING}
-        defaults = {name: value for name, value in defaults.items() if name not in _OF_TRAINING}
+    unused: dict[str, list[str]] = {}
+    if source.get("trainer.val_only", "").lower() == "true":
+        unused["trainer.val_only=True only evaluates, before the first step"] = [*_OF_TRAINING]
     if _estimator_name(Given(source, defaults)) != "ppo":
-        critic = [name for name in {**source, **defaults} if name.startswith("critic.")]
-        return translated_without(critic, NO_CRITIC, _SYSTEM, source, defaults)
-    return translated(_SYSTEM, source, defaults)
+        unused[NO_CRITIC] = [name for name in {**source, **defaults} if name.startswith("critic.")]
+    return translated_without(unused, _SYSTEM, source, defaults)
 
 
 def _estimator_name(source: Given) -> str:

@@ -9,8 +9,8 @@ which a new episode begins whenever one ends.
 
 The table also has the limit: how long the same episodes would take if the model answered as fast as when it decodes
 64 rows at once, without waiting for anything else. It ends with how many times as fast as with a barrier the episodes
-would be if the model took no time: no engine can do better. With `make peers`, TRL's `environment_factory` plays the first
-workload as well. Variants take turns within each round; the fastest of each counts.
+would be if the model took no time: no engine can do better. With `make peers`, TRL's `environment_factory` plays the
+first workload as well. Variants take turns within each round; the fastest of each counts.
 """
 
 import argparse

@@ -83,6 +83,9 @@ class CrowdBackend:
         self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
 
+    def check_alive(self, handles: Sequence[Handle]) -> None:
+        """They have not ended."""
+
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """Whether all these calls have been answered."""
         while self._connection.poll():

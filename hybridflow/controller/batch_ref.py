@@ -209,6 +209,7 @@ class BatchRef:
             self.require(wanted, stage="fetch")
         taken = Taken()
         portion = self.portion(None, taken, wanted=wanted, required=wanted or ())
+        self._backend.wait([call for call in self.pending() if call.number in taken.calls])
         values = self._backend.get(taken.stored)
         self._backend.call_log.read(taken.calls)
         return assembled(portion, values, stage="fetch")

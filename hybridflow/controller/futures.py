@@ -44,7 +44,8 @@ def wait(*futures: Future | BatchRef) -> object: ...
 def wait(*futures: Future | BatchRef) -> object:
     """Waits for all: merged metrics if all answers are metrics, else a tuple of answers (a single answer as it is).
 
-    All calls of the backend are watched meanwhile: the first failure anywhere is raised, and nothing hangs.
+    All calls of the backend are watched meanwhile, and nothing hangs: the first failure is raised at once or, if it is
+    in another pool while an awaited call updates a model, after that call.
     """
     for backend in {id(future.backend): future.backend for future in futures}.values():
         backend.wait([call for future in futures if future.backend is backend for call in future.pending()])
@@ -53,6 +54,15 @@ def wait(*futures: Future | BatchRef) -> object:
     if len(sets) == len(answers):
         return merge(sets)
     return answers[0] if len(answers) == 1 else answers
+
+
+def failed(error: Exception, backend: Backend) -> Future:
+    """The answer of a call that was not made, because of an error: `result()` raises it."""
+
+    def raised(values: Sequence[object]) -> object:
+        raise error
+
+    return Future([], backend, raised)
 
 
 def combined(answers: Sequence[object]) -> object:

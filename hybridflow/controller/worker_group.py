@@ -12,7 +12,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Handle, Pending
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.dispatch import Dispatch, Method, dispatched
-from hybridflow.controller.futures import Future, combined
+from hybridflow.controller.futures import Future, combined, failed
 from hybridflow.controller.protocols import TransferProtocol
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.transfer import specs_of
@@ -22,6 +22,8 @@ from hybridflow.errors import ConfigError, WorkerDied
 from hybridflow.parallel import ParallelMesh
 
 RoleMethod = Callable[..., Future | BatchRef]
+Linked = tuple[Sequence[Handle], RoleMethod]
+"""The workers of another group, and the method of theirs that is called too."""
 
 
 class WorkerGroup:
@@ -61,7 +63,7 @@ class WorkerGroup:
         self.backend = backend
         self.minibatch_rows = minibatch_rows
         self.meshes = {"training": mesh, "generation": generation_mesh or mesh}
-        self._linked: dict[str, RoleMethod] = {}
+        self._linked: dict[str, Linked] = {}
         self._renamed: Mapping[str, str] = {}
         self._methods: dict[str, RoleMethod] = {}
         self._specs = specs_of(worker_class)
@@ -94,10 +96,10 @@ class WorkerGroup:
     def link(self, name: str, other: "WorkerGroup", other_name: str) -> None:
         """Makes every call of the method `name` also call another group's method, with the same arguments.
 
-        For operations of two pools, such as sending and receiving weights; the result is this group's. Neither is
-        called if a process of the other group has ended, which that group's next call reports.
+        For operations of two pools, such as sending and receiving weights; the result is this group's. If a process of
+        either group is known to have ended, neither is called, and the result raises its error.
         """
-        self._linked[name] = other.__getattr__(other_name)
+        self._linked[name] = other.handles, other.__getattr__(other_name)
 
     def kill(self) -> None:
         """Ends the processes of this group, with all workers in them."""
@@ -126,7 +128,7 @@ class _BoundMethod:
     """A method of a group: sends its calls to all ranks and combines their answers."""
 
     def __init__(
-        self, method: Method, handles: Sequence[Handle], backend: Backend, linked: Mapping[str, RoleMethod]
+        self, method: Method, handles: Sequence[Handle], backend: Backend, linked: Mapping[str, Linked]
     ) -> None:
         self._method = method
         self._handles = handles
@@ -136,17 +138,20 @@ class _BoundMethod:
 
     def __call__(self, *args: object, **kwargs: object) -> Future | BatchRef:
         method, spec = self._method, self._method.spec
-        try:
-            linked = [] if method.name not in self._linked else self._linked[method.name](*args, **kwargs).pending()
-        except WorkerDied:
-            return Future([], self._backend, lambda values: None)
+        linked = self._linked.get(method.name)
+        if linked is not None:
+            try:
+                self._backend.check_alive([*self._handles, *linked[0]])
+            except WorkerDied as died:
+                return failed(died, self._backend)
         dispatch = dispatched(method, args, kwargs, self._backend)
         number = self._number(dispatch)
-        form = VALUE
+        updates = isinstance(spec.protocol, TransferProtocol) and spec.protocol.by_minibatch
+        form = AnswerForm(updates=True) if updates else VALUE
         if spec.provides or not spec.changes:
             keeps_rows = dispatch.batch is not None and spec.keeps_rows
-            form = AnswerForm(True, spec.provides, keeps_rows, spec.changes, spec.yields)
-        dropped = AnswerForm(wanted=False, changes=spec.changes, yields=spec.yields)
+            form = AnswerForm(True, spec.provides, keeps_rows, spec.changes, spec.yields, updates)
+        dropped = AnswerForm(wanted=False, changes=spec.changes, yields=spec.yields, updates=updates)
         calls = [
             self._backend.call(
                 handle, method.name, arguments, form if handle.rank in self._answering else dropped, number
@@ -155,7 +160,7 @@ class _BoundMethod:
         ]
         if spec.provides:
             return self._reference(dispatch, [calls[rank] for rank in method.answering])
-        return self._future(calls, linked)
+        return self._future(calls, [] if linked is None else linked[1](*args, **kwargs).pending())
 
     def _number(self, dispatch: Dispatch) -> int:
         method, pool = self._method, self._handles[0].pool.name

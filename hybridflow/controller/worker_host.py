@@ -43,6 +43,9 @@ class AnswerForm:
     yields: bool = False
     """The call returns early when its process has been sent another one (see `TransferSpec.yields`)."""
 
+    updates: bool = False
+    """The call updates a model by minibatches, and waits for no process of another pool."""
+
     position: int = 0
     """The position of a call that yields among those sent to its process, from 1."""
 

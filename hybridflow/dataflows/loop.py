@@ -274,21 +274,19 @@ class Loop:
         self.saved.look()
         self._position = self._where_data_is()
         run.calls.mark()
-        started = time.perf_counter()
-        epoch = run.streams[PROMPTS].epoch
+        started, epoch = time.perf_counter(), run.streams[PROMPTS].epoch
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
         with run.timers.stage("step"), abandonable, failing_in(f"training step {self._step + 1}"):
             prompts = self._ahead.begin(self._step, self._left_out)
             yield prompts
+            check_in_place(run.checkpoints.run_dir)
             accounts = self._ahead.end()
-        self._step_seconds = time.perf_counter() - started
-        check_in_place(run.checkpoints.run_dir)
-        step = self._step + 1
+        step, position, self._step_seconds = self._step + 1, self._where_data_is(), time.perf_counter() - started
         metrics = {"training/global_step": last(step), "training/epoch": last(epoch)}
         metrics |= step_metrics(run, step, prompts, started=started, seconds=self._step_seconds)
-        self._samples.end_step(step)
-        self._unlogged = plain(metrics | accounts | run.timers.metrics() | memory_metrics() | self.saved.metrics())
-        self._step, self._position = step, self._where_data_is()
+        row = plain(metrics | accounts | run.timers.metrics() | memory_metrics() | self.saved.metrics())
+        self._step, self._position, self._unlogged = step, position, row
+        self._samples.end_step()
         run.calls.mark()
         run.timers.reset()
 
@@ -303,6 +301,7 @@ class Loop:
             return {}
         if self._evaluation and self._evaluation.keys() <= (self._unlogged or {}).keys():
             return self._evaluation  # the row has it already: logging it has failed
+        self._samples.log_due(step)
         run.calls.mark()
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._evaluation_seconds)
         with run.timers.stage("testing"), abandonable, failing_in(f"the evaluation of step {step}"):
@@ -328,6 +327,7 @@ class Loop:
         if self._unlogged is None:
             return
         run, row = self._run, self._unlogged
+        self._samples.log_due(self._step)
         if self._step:
             row |= plain(run.timers.metrics())
         if row:

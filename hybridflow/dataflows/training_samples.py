@@ -21,6 +21,9 @@ class TrainingSamples:
     def __init__(self, trainer: Trainer, dataflow: Dataflow, tracker: Tracker, decode: Decode) -> None:
         self._trainer, self._dataflow, self._tracker, self._decode = trainer, dataflow, tracker, decode
         self._sampled_step = -1
+        self._is_due = False
+        """Whether a step has ended for which `log_due` was not called."""
+
         self._complete: ReferenceType[BatchRef] | None = None
         """The batch of the last step that ended."""
 
@@ -29,13 +32,21 @@ class TrainingSamples:
         self._tracker.log_samples(step, samples)
         self._sampled_step = step if samples else self._sampled_step
 
-    def end_step(self, step: int) -> None:
-        """Logs samples of the step that has ended, if they are due, or if it is the first and nothing was evaluated."""
-        batch, every = self._dataflow.last_batch, self._trainer.samples_every
+    def end_step(self) -> None:
+        """Notes that a step has ended."""
+        batch = self._dataflow.last_batch
+        self._is_due = batch is not None
         if batch is not None:
             self._complete = ref(batch)
-            if every and ((step == 1 and self._sampled_step < 0) or step % every == 0):
+
+    def log_due(self, step: int) -> None:
+        """Logs samples of the step that has ended, once, if its number says so, or if it is the first and nothing was
+        evaluated."""
+        batch, every = self._dataflow.last_batch, self._trainer.samples_every
+        if self._is_due and batch is not None and every:
+            if (step == 1 and self._sampled_step < 0) or step % every == 0:
                 self.log(step, self._of(batch))
+        self._is_due = False
 
     def end_run(self, step: int) -> None:
         """Logs samples of the last batch that the dataflow observed, unless there are some of its step.

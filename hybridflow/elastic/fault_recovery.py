@@ -157,7 +157,7 @@ class FaultRecovery:
     def replace(self, *, has_copy: bool) -> bool:
         """Starts new processes for the pools that have lost one.
 
-        Returns whether the trained models of all pools are as they were when the step began. If not, the caller must
+        Returns whether the trained models of all pools are as they were after the last step. If not, the caller must
         restore a snapshot or checkpoint; without a copy, all trained models start from scratch.
         """
         if self._policy is FaultPolicy.retry:
@@ -175,7 +175,7 @@ class FaultRecovery:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the trained models of all pools are as they were when the step began."""
+        """Whether the trained models of all pools are as they were after the last step."""
         return self._is_kept
 
     def continued(self, *, step: int, source: str = "", plan: str = "") -> None:

@@ -120,6 +120,36 @@ def test_a_killed_idle_worker_is_noticed_while_waiting_for_others(victim, bystan
         victim.rank()
 
 
+@pytest.mark.parametrize("is_called", [False, True])
+def test_an_update_ends_before_the_death_of_a_process_in_another_pool_is_raised(victim, bystander, is_called):
+    pid = victim.pid().result()
+    if is_called:
+        victim.sleep(60.0)
+    update = bystander.slow_update(prompts())
+    time.sleep(1.0)
+    os.kill(pid, signal.SIGKILL)
+    assert wait(update) == len(prompts())
+    bystander.backend.drain_calls()
+    start = time.perf_counter()
+    with pytest.raises(WorkerDied, match="rank 0 of 'victim'"):
+        bystander.sleep(6.0).result()
+    assert time.perf_counter() - start < 5.0
+
+
+def test_two_linked_groups_are_not_called_once_a_process_of_one_is_known_to_have_ended(victim, bystander):
+    bystander.link("pid", victim, "pid")
+    try:
+        os.kill(victim.pid().result(), signal.SIGKILL)
+        with pytest.raises(WorkerDied):
+            bystander.sleep(6.0).result()
+        call = bystander.pid()
+        assert not call.pending()
+        with pytest.raises(WorkerDied, match="rank 0 of 'victim'"):
+            call.result()
+    finally:
+        bystander._linked.clear()
+
+
 def test_killing_a_group_gives_its_devices_back(ray_backend):
     for _ in range(2):  # of the eight devices, tests share three
         WorkerGroup(Talker, ResourcePool("large", 3), ray_backend, role="talker").kill()

@@ -9,7 +9,7 @@ import pytest
 
 from hybridflow.controller import BackendOptions, ResourcePool, WorkerGroup, make_backend
 from hybridflow.errors import WorkerHangs
-from tests.unit.controller.workers import Talker
+from tests.unit.controller.workers import Talker, prompts
 
 pytestmark = pytest.mark.ray
 HANG_SECONDS = 10.0
@@ -21,6 +21,20 @@ def group(ray_backend) -> Iterator[WorkerGroup]:
     backend = make_backend("ray", BackendOptions(devices=2, threads=1, hang_timeout_seconds=HANG_SECONDS))
     yield WorkerGroup(Talker, ResourcePool("hanging", 2), backend, role="talker")
     backend.shutdown()
+
+
+def test_a_fetch_of_what_a_stopped_process_computes_is_a_hang(group):
+    pids = group.pid().result()
+    scored = group.slow_scores(prompts())
+    time.sleep(0.5)
+    os.kill(pids[1], signal.SIGSTOP)
+    started = time.perf_counter()
+    try:
+        with pytest.raises(WorkerHangs, match=f"pid {pids[1]}"):
+            scored.fetch(["scores"])
+    finally:
+        os.kill(pids[1], signal.SIGKILL)
+    assert time.perf_counter() - started < HANG_SECONDS + 20.0
 
 
 def test_a_stopped_process_hangs_a_computing_one_does_not(group):

@@ -188,10 +188,16 @@ judged, dead = right, pathlib.Path({dead!r})
 def die():
     "Once the actor has begun its update, which takes some seconds."
     siblings = psutil.Process().parent().children()
-    while not any("actor.update" in " ".join(each.cmdline()) for each in siblings):
+    while not any("actor.update" in title(each) for each in siblings):
         time.sleep(0.01)
     dead.write_text(str(os.getpid()))
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.{signal})
+
+def title(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 def right(completions, answer, **columns):
     scores = judged(completions, answer, **columns)
@@ -207,23 +213,26 @@ def right(completions, answer, **columns):
         pytest.param([], id="synchronous"),
         pytest.param(["asynchrony.max_staleness=1"], id="ahead"),
         pytest.param(["asynchrony={max_staleness: 1, partial_rollouts: true}"], id="partial rollouts"),
+        pytest.param(["trainer.hang_timeout_seconds=2"], id="stopped"),
     ],
 )
 @pytest.mark.slow
 def test_an_update_is_finished_although_the_rollout_dies(
     ray_backend: Backend, command: MakeCommand, whole: MakeWhole, words: list[str], tmp_path: Path
 ):
+    stops = "trainer.hang_timeout_seconds=2" in words
     run, long_updates = command(), "actor.epochs=60"
     with (tmp_path / "judge.py").open("a") as judge:
-        judge.write(DIES_IN_AN_UPDATE.format(dead=str(tmp_path / "dead")))
+        name = "SIGSTOP" if stops else "SIGKILL"
+        judge.write(DIES_IN_AN_UPDATE.format(dead=str(tmp_path / "dead"), signal=name))
     ended = run.here("trainer.backend=ray", "trainer.snapshot_fraction=0", long_updates, *APART, *words)
     assert ended.status == 0, ended.said
     assert (tmp_path / "dead").exists()
     [fault] = faults_of(run)
-    assert (fault["pools"], fault["kind"]) == ("generation", "process")
+    assert (fault["pools"], fault["kind"]) == ("generation", "hang" if stops else "process")
     assert "source" not in fault and not fault.get("repeated_steps"), "the trained model is kept"
     assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
-    if not words:
+    if stops or not words:
         assert fault["resumed_step"] == 4, "the update of step 4 counts"
         assert_is_whole(run, whole(long_updates, *APART))
 

@@ -60,6 +60,9 @@ class Pending:
     changes: bool = True
     """See `AnswerForm.changes`."""
 
+    updates: bool = False
+    """See `AnswerForm.updates`."""
+
     number: int = 0
     """The number of the call in the backend's `call_log`, which all its ranks share; 0 for a call that it lacks."""
 
@@ -101,7 +104,7 @@ class Abandons(Protocol):
     """Abandons a step so that the previous state can be saved."""
 
     def mark(self) -> None:
-        """A step begins: all calls that may change what a checkpoint holds have returned."""
+        """Between two steps: all calls that may change what a checkpoint holds have returned."""
         ...
 
     def is_changing(self) -> bool:
@@ -140,7 +143,11 @@ class Respawns(Protocol):
 
 
 class Polls(Protocol):
-    """Tells whether calls have ended."""
+    """Tells whether calls and processes have ended."""
+
+    def check_alive(self, handles: Sequence[Handle]) -> None:
+        """Raises `WorkerDied` if one of these processes is known to have ended; does not wait."""
+        ...
 
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """Whether all these calls have ended, well or not; does not wait."""

@@ -51,6 +51,9 @@ class LocalBackend:
         self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
 
+    def check_alive(self, handles: Sequence[Handle]) -> None:
+        """They are this process."""
+
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """True: local calls have always returned."""
         return all(call.done for call in pending)

@@ -64,5 +64,5 @@ def _one_by_one(function: BoundReward, samples: Samples, first: RewardError, all
             return outcome
     if outcome.failures:
         return outcome
-    reason = f"{first.message} It raised this for all samples together, and for none of them alone."
+    reason = f"{first.message} It raised this for the whole batch, but for no sample on its own."
     return all_failed(function, samples, reason, trace_of(first))

@@ -115,6 +115,12 @@ def test_a_command_of_trl_counts_completions_on_all_devices(capsys):
     assert expected <= set(words)
 
 
+def test_a_module_of_trl_is_its_command(capsys):
+    command = "python -m trl.scripts.sft --model_name_or_path a --dataset_name b/c"
+    words, _ = printed(shlex.split(command), capsys, status=2)
+    assert words[:2] == ["hybridflow", "sft"]
+
+
 def test_a_command_of_trl_without_its_devices_data_or_rewards_says_so(capsys):
     _, rest = printed(["python", "grpo_vlm.py", "--model_name_or_path", "a", "--beta", "0"], capsys, status=2)
     assert "num_processes: 1 device is assumed" in rest
@@ -269,6 +275,8 @@ def test_asynchronous_training_of_openrlhf_runs_a_batch_ahead(capsys):
 
 def test_a_run_of_verl_that_only_evaluates_has_no_settings_of_training(capsys):
     command = "python3 -m verl.trainer.main_ppo +trainer.val_only=True actor_rollout_ref.model.path=x"
-    words, _ = printed([*shlex.split(command), "data.train_files=a", "data.val_files=b"], capsys)
+    given = ["data.train_files=a", "data.val_files=b", "trainer.total_epochs=3"]
+    words, unused = printed([*shlex.split(command), *given], capsys)
     assert "trainer.total_steps=0" in words
+    assert "trainer.total_epochs: trainer.val_only=True only evaluates" in unused
     assert not [word for word in words if word.startswith(("trainer.eval_every", "trainer.epochs"))]

@@ -128,6 +128,16 @@ class Talker(Worker):
     def rows(self, batch: Batch) -> int:
         return len(batch)
 
+    @transfer(MINIBATCHES, requires=("uid",))
+    def slow_update(self, batch: Batch) -> int:
+        time.sleep(3.0)
+        return len(batch)
+
+    @transfer(DATA_PARALLEL, requires=("uid",), provides=("scores",))
+    def slow_scores(self, batch: Batch) -> Batch:
+        time.sleep(120.0)
+        return batch.with_columns(rows={"scores": torch.zeros(len(batch))})
+
     @transfer(GENERATION, requires=("uid",))
     def uids(self, batch: Batch) -> list[int]:
         return batch.row("uid").tolist()

@@ -75,14 +75,14 @@ def write_roles(directory: Path, actor: str, critic: str) -> Parts:
     return found
 
 
-@pytest.mark.parametrize("can_copy", [True, False])
-def test_what_has_not_changed_is_copied_at_the_url(tmp_path, monkeypatch, can_copy):
+@pytest.mark.parametrize("fails", [None, NotImplementedError, ValueError])
+def test_what_has_not_changed_is_copied_at_the_url(tmp_path, monkeypatch, fails):
     store, remote, put = CheckpointStore(tmp_path, keep=Retention(9)), remote_of(tmp_path), list[str]()
     original, copy = LocalFileSystem.put_file, LocalFileSystem.cp_file
 
     def cp_file(self, source: str, target: str) -> None:
-        if not can_copy and "/remote/" in source:
-            raise NotImplementedError
+        if fails is not None and "/remote/" in source:
+            raise fails
         copy(self, source, target)
 
     monkeypatch.setattr(LocalFileSystem, "cp_file", cp_file)
@@ -94,8 +94,18 @@ def test_what_has_not_changed_is_copied_at_the_url(tmp_path, monkeypatch, can_co
         put.clear()
         upload(remote, store, step)
     names = [path.rpartition("step_2/")[2] for path in put]
-    expected = ["critic/weights", "driver.json", "manifest.json", *([] if can_copy else ["actor/weights"])]
+    expected = ["critic/weights", "driver.json", "manifest.json", *(["actor/weights"] if fails else [])]
     assert sorted(names) == sorted(expected)
+    assert files_of(tmp_path / "remote" / "step_2") == files_of(store.place(2))
+
+
+def test_a_file_that_is_cut_at_the_url_is_sent_again(tmp_path):
+    store, remote = CheckpointStore(tmp_path, keep=Retention(9)), remote_of(tmp_path)
+    for step in (1, 2):
+        store.save(step, lambda directory: write_roles(directory, "same", "same"), {})
+    upload(remote, store, 1)
+    (tmp_path / "remote" / "step_1" / "actor" / "weights").write_text("sa")
+    upload(remote, store, 2)
     assert files_of(tmp_path / "remote" / "step_2") == files_of(store.place(2))
 
 

@@ -8,8 +8,8 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NoReturn
 
@@ -93,9 +93,8 @@ class RayBackend:
         self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE, number: int = 0
     ) -> Pending:
         """Sends the call to the actor, where Ray resolves references among the arguments."""
+        self.check_alive([handle])
         host = host_of(handle)
-        if host.died is not None:
-            raise host.died
         host.num_calls += 1
         if host.yielding is not None and not host.yielding.done:
             host.tell_of_calls()
@@ -111,7 +110,7 @@ class RayBackend:
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
         pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
-        pending.given = tuple(arguments.stored)
+        pending.updates, pending.given = form.updates, tuple(arguments.stored)
         host.yielding = pending if form.yields else None
         self._watch.add(pending)
         return pending
@@ -119,17 +118,14 @@ class RayBackend:
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values. Meanwhile checks all calls and processes, every half second and after every failure.
 
-        While an awaited call changes a model, failures in pools without an awaited call are not raised: afterwards the
+        While an awaited call updates a model, failures in pools without an awaited call are not raised: afterwards the
         model is whole, and need not be restored.
         """
-        while awaited := _unfinished(pending):
-            with self._sparing_changes(awaited):
-                self._watch.look_at_silence()
-            awaited = _unfinished(awaited)
+        while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
             try:
                 answers = ray.get(references_of([call.value for call in awaited]), timeout=POLL_SECONDS)
             except GetTimeoutError:
-                with self._sparing_changes(awaited):
+                with self._watch.raising_only(self._pools_during_update(awaited)):
                     self._watch.look_at_calls()
                     self._watch.look_at_processes(seconds=0.0)
                     self._while_waiting()
@@ -138,10 +134,17 @@ class RayBackend:
             except RayError as error:
                 self._raise_translated(error)
             else:
-                with self._watch.heeding(_pools_of(awaited) if any(call.changes for call in awaited) else None):
+                with self._watch.raising_only(_pools_of(awaited) if any(call.updates for call in awaited) else None):
                     self._watch.note(awaited, answers)
+                    self._watch.look_at_silence()
         self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
+
+    def check_alive(self, handles: Sequence[Handle]) -> None:
+        """Raises the error of the first of these processes that is known to have ended."""
+        for handle in handles:
+            if (died := host_of(handle).died) is not None:
+                raise died
 
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """Whether all results, or their errors, are there."""
@@ -165,7 +168,7 @@ class RayBackend:
 
     def drain_calls(self) -> list[Span]:
         """The calls that have finished since the last drain, on each rank."""
-        with self._watch.heeding(()):
+        with self._watch.raising_only(()):
             self._watch.look_at_calls()
         return self.call_log.drain()
 
@@ -183,7 +186,7 @@ class RayBackend:
             queue = self._watch.queue_of(host)
             if sum(call.changes for call in queue) < host.num_changes - host.marked_changes:
                 return True
-            if _runs_change(queue):
+            if queue and queue[0].changes and _has_reached_its_actor(queue[0]):
                 return True
         return False
 
@@ -274,15 +277,14 @@ class RayBackend:
         counts = (free + own[node] for node, free in found.items())
         return sorted((count for count in counts if count), reverse=True)
 
-    @contextmanager
-    def _sparing_changes(self, awaited: Sequence[Pending]) -> Iterator[None]:
-        """A block that raises no failure of other pools while one of these calls changes a model."""
-        hosts = {host_of(call.handle) for call in awaited if call.changes}
+    def _pools_during_update(self, awaited: Sequence[Pending]) -> set[ResourcePool] | None:
+        """The pools of these calls, if one of them updates a model and has begun."""
+        hosts = {host_of(call.handle) for call in awaited if call.updates}
         for host in hosts:
             self._watch.look_at_calls(self._watch.queue_of(host))
-        is_changing = any(_runs_change(self._watch.queue_of(host)) for host in hosts)
-        with self._watch.heeding(_pools_of(awaited) if is_changing else None):
-            yield
+        queues = [self._watch.queue_of(host) for host in hosts]
+        has_begun = any(queue and queue[0].updates and _has_reached_its_actor(queue[0]) for queue in queues)
+        return _pools_of(awaited) if has_begun else None
 
     def _cancel(self, hosts: Sequence[Host]) -> None:
         """Cancels the running call of each process, and forgets the others.
@@ -348,17 +350,8 @@ def _answered(asked: Mapping[ray.ObjectRef, Host], seconds: float) -> dict[Host,
     return found
 
 
-def _unfinished(calls: Sequence[Pending]) -> list[Pending]:
-    return [call for call in dict.fromkeys(calls) if not call.done]
-
-
 def _pools_of(calls: Sequence[Pending]) -> set[ResourcePool]:
     return {host_of(call.handle).pool for call in calls}
-
-
-def _runs_change(queue: Sequence[Pending]) -> bool:
-    """Whether the first call of a process's queue changes what a checkpoint holds, and has begun."""
-    return bool(queue) and queue[0].changes and _has_reached_its_actor(queue[0])
 
 
 def _has_reached_its_actor(call: Pending) -> bool:

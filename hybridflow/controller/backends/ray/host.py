@@ -185,7 +185,7 @@ class Host:
     """Calls sent to it that may change what a checkpoint holds."""
 
     marked_changes: int = 0
-    """The number of these that had been sent when the step began."""
+    """The number of these that had been sent when `mark` was last called."""
 
     num_calls: int = 0
     """Calls of workers' methods that have been sent to it."""

@@ -60,17 +60,18 @@ class Watch:
         self._calls: dict[Stored, Pending] = {}
         self._dropped: Sequence[Pending] = ()
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
-        self._heeded: Collection[ResourcePool] | None = None
+        self._raised_for: Collection[ResourcePool] | None = None
         """The pools whose failures are raised; None for all."""
 
     @contextmanager
-    def heeding(self, pools: Collection[ResourcePool] | None) -> Iterator[None]:
-        """A block that raises failures of processes in these pools only; those of others are raised afterwards."""
-        self._heeded = pools
+    def raising_only(self, pools: Collection[ResourcePool] | None) -> Iterator[None]:
+        """A block that raises failures of processes in these pools only (None: all); those of others are raised
+        afterwards. A failure that is raised may be the consequence of another pool's, which is then raised instead."""
+        self._raised_for = pools
         try:
             yield
         finally:
-            self._heeded = None
+            self._raised_for = None
 
     def add(self, call: Pending) -> None:
         """Registers a call; occasionally also checks the calls without a waiter."""
@@ -119,7 +120,7 @@ class Watch:
             try:
                 self._note(watched[reference], ray.get(reference))
             except RayError as error:
-                if not self._heeds(host_of(watched[reference].handle)):
+                if not self._is_raised(host_of(watched[reference].handle)):
                     continue
                 failure = self.translated(error, watched[reference])
                 raise failure from failure.__cause__
@@ -131,7 +132,7 @@ class Watch:
 
     def _raise_death(self) -> None:
         for host in self._hosts():
-            if host.died is not None and self._heeds(host):
+            if host.died is not None and self._is_raised(host):
                 self._drop_all()
                 raise host.died
 
@@ -153,7 +154,7 @@ class Watch:
     def _raise_silence(self) -> None:
         self.look_at_head()
         for host in self._hosts():
-            if self._heeds(host) and self.is_silent(host):
+            if self._is_raised(host) and self.is_silent(host):
                 process, calling = self._process(host), self._progress.look(self._hosts())
                 others = [Stalled(self._process(each.host), each.call, each.stack) for each in calling if each.stack]
                 self._drop_all()
@@ -162,7 +163,8 @@ class Watch:
 
     def _look_at_progress(self) -> None:
         """Raises an error if a call takes too long, or if no process that executes a call makes progress."""
-        options, found = self._options, self._progress.look(self._hosts())
+        options = self._options
+        found = self._progress.look([host for host in self._hosts() if host.died is None and self._is_raised(host)])
         seconds, is_late = self._progress.still_seconds, False
         if (late := self._progress.longest(found)) is not None and late.seconds > options.call_timeout_seconds:
             found, seconds, is_late = [late], late.seconds, True
@@ -208,7 +210,7 @@ class Watch:
 
     def translated(self, error: RayError, failed: Pending | None = None) -> Exception:
         """Ray's error as one of this package's; drops all pending calls."""
-        self._heeded = None  # the failure of one pool may be the cause of another's
+        self._raised_for = None
         if isinstance(error, RayTaskError) and isinstance(error.cause, CallFailed):
             self._look_for_death_behind(error.cause)
             self._drop_all()
@@ -241,8 +243,8 @@ class Watch:
             worker_traceback=str(error),
         )
 
-    def _heeds(self, host: Host) -> bool:
-        return self._heeded is None or host.pool in self._heeded
+    def _is_raised(self, host: Host) -> bool:
+        return self._raised_for is None or host.pool in self._raised_for
 
     def _drop_all(self) -> None:
         self._dropped = list(self._calls.values())

@@ -19,7 +19,7 @@ from hybridflow.optional import version_of
 WARM_UP_STEPS = 2
 HEADER = ("", "model", "task", "system", "rollout", "backend", "old logprobs")
 HEADER += ("median", "min", "CPU s", "seq/s", "share", "rest", "x same", "x fastest")
-WIDTHS = (3, 6, 13, 11, 13, 8, 14, 8, 8, 8, 9, 7, 7, 8, 11)
+WIDTHS = (3, 14, 13, 11, 13, 8, 14, 8, 8, 8, 9, 7, 7, 8, 11)
 _NUM_WORDS = 7
 
 
@@ -107,7 +107,8 @@ def table_of(rows: list[Row], effort: Effort) -> str:
         case = row.case
         if before is None or before.case.task != case.task:
             lines.append("")
-        words = [case.workload, case.size, case.algorithm, case.system, case.rollout, case.backend, _old_logprobs(case)]
+        model = case.size if case.dtype == "float32" else f"{case.size} {case.dtype}"
+        words = [case.workload, model, case.algorithm, case.system, case.rollout, case.backend, _old_logprobs(case)]
         numbers = [f"{row.median:.3f}", f"{row.smallest:.3f}", f"{row.cpu:.2f}"]
         numbers += [f"{sequences(case) / row.median:,.1f}", f"{row.share:.0%}", f"{row.other_seconds:.1f}"]
         ratios = ["" if r is None else f"{r:.2f}" for r in (row.times_trl_alike, row.times_trl_fastest)]

@@ -32,7 +32,10 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """One system doing one algorithm on one workload and model. `recomputes`: old logprobs by a forward pass."""
+    """One system doing one algorithm on one workload and model. `recomputes`: old logprobs by a forward pass.
+
+    `dtype` is that of the products; the optimizer's weights are in fp32.
+    """
 
     system: str
     algorithm: str
@@ -41,6 +44,7 @@ class Case:
     backend: str = "-"
     recomputes: bool = False
     workload: str = "W"
+    dtype: str = "float32"
 
     @property
     def is_ours(self) -> bool:
@@ -56,7 +60,8 @@ class Case:
     def title(self) -> str:
         """The case in words, for a line of a log."""
         old = " +old logprobs" if self.recomputes else ""
-        return f"{self.workload} {self.system} {self.algorithm} {self.size} {self.rollout} {self.backend}{old}"
+        dtype = "" if self.dtype == "float32" else f" {self.dtype}"
+        return f"{self.workload} {self.system} {self.algorithm} {self.size} {self.rollout} {self.backend}{old}{dtype}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,8 @@ def _sampling(workload: str, size: str, algorithm: str, rollouts: list[str], bac
         found += [Case("hybridflow", algorithm, size, name, backend, always, workload) for backend in backends]
         if not always:
             found.append(Case("hybridflow", algorithm, size, name, backends[0], True, workload))
+    if (workload, size, algorithm) == ("W", "ten", "grpo") and "transformers" in rollouts:
+        found.append(Case("hybridflow", algorithm, size, "transformers", backends[0], False, workload, "bfloat16"))
     return found
 
 
@@ -143,6 +150,7 @@ def our_settings(case: Case, workload: Workload, effort: Effort, scratch: Path) 
         "trainer.save_every": 0,
         "trainer.samples_every": 0,
         "model.path": str(workload.models[case.size]),
+        "model.dtype": case.dtype,
         "data.train_files": [str(workload.rows_for(case.workload, case.algorithm))],
         "data.eval_files": [],
         "data.batch_size": shape.prompts,

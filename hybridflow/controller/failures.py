@@ -122,7 +122,7 @@ class Process:
     def place(self) -> dict:
         """Role, rank, node and method, as the keyword arguments of a `WorkerError`."""
         node = self.info.place if self.info else "unknown"
-        return {"role": self.role, "rank": self.rank, "node": node, "method": self.waiting or "(none)"}
+        return {"role": self.role, "rank": self.rank, "node": node, "method": self.waiting or "idle"}
 
 
 def death(process: Process, reason: str, *, report: str = "") -> WorkerDied:

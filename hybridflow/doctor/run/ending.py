@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from hybridflow.doctor.finding import Finding, Status, ok, problem, warning
 from hybridflow.doctor.run.directory import RunDirectory
 from hybridflow.doctor.run.kills import kills
-from hybridflow.observability.ending import split_remedy
-from hybridflow.observability.fault_ledger import FAULTS_FILE
-from hybridflow.observability.formatting import counted
+from hybridflow.observability.ending import ENDING_FILE, read_ending, split_remedy
+from hybridflow.observability.fault_ledger import FAULTS_FILE, read_faults
+from hybridflow.observability.formatting import counted, spoken_duration
+
+_STEP = "timing_s/step"
+_MUCH = 0.1
+"""The share of a run's time above which the cost of faults is a reason to look for their cause."""
 
 _READ = "Read the traceback on the console, or start the run again to see it."
 
@@ -17,6 +21,8 @@ def ending(run: RunDirectory) -> Iterator[Finding]:
     """How it ended."""
     if run.is_alive:
         return
+    if (run.path / ENDING_FILE).exists() and read_ending(run.path) is None:
+        yield warning("ending", f"{ENDING_FILE} cannot be read")
     if run.ending is not None and run.ending.how != "failed":
         yield ok("ending", f"{run.ending.how}: {run.ending.said}")
     elif run.ending is not None:
@@ -51,7 +57,10 @@ def _failure(name: str, said: str) -> Finding:
 
 def _doing(run: RunDirectory) -> str:
     is_saving = run.last_step > 0 and run.last_step in run.unfinished_saves
-    return f"while it saved step {run.last_step}" if is_saving else f"in step {run.last_step + 1}"
+    if is_saving:
+        return f"while it saved step {run.last_step}"
+    is_last = run.last_step == run.setting("trainer.total_steps")
+    return "after its last step" if is_last else f"in step {run.last_step + 1}"
 
 
 def _when(run: RunDirectory) -> str:
@@ -69,13 +78,17 @@ def faults(run: RunDirectory) -> Iterator[Finding]:
     place = place if "role" in last else "in the run's own process"
     after = "which ended the run"
     if "resumed_step" in last:
-        after = f"after which the run continued from step {last['resumed_step']} within {last.get('seconds')} s"
+        after = f"the run continued after step {last['resumed_step']}"
+    lost = sum(fault.cost_seconds for fault in read_faults(run.path))
+    spent = lost + sum(seconds for row in run.rows.values() if isinstance(seconds := row.get(_STEP), float))
     found = (
-        f"{counted(len(run.faults), 'fault')}, {survived} survived; the last in step"
-        f" {last.get('step')}, {last.get('fault')}: {place}, {after}"
+        f"{counted(len(run.faults), 'fault')}, {survived} survived, which cost {spoken_duration(lost)}; the last in"
+        f" step {last.get('step')}, {last.get('fault')}: {place}, {after}"
     )
-    if common := _common(run.faults):
-        yield warning("faults", found, f"Look for a common cause in {run.path / FAULTS_FILE}: {common}.")
+    if len(run.faults) > 1 and lost > _MUCH * spent:
+        common = f": {each}" if (each := _common(run.faults)) else ""
+        share = f"The faults took {lost / spent:.0%} of the time."
+        yield warning("faults", found, f"{share} Look for a common cause in {run.path / FAULTS_FILE}{common}.")
     elif survived < len(run.faults):
         yield warning("faults", found, f"Read {run.path / FAULTS_FILE}, which has the details.")
     else:

@@ -128,7 +128,7 @@ def _cgroup_kills() -> int:
 
 def _memory(run: RunDirectory) -> Iterator[Finding]:
     total = run.start.memory_gb if run.start else None
-    used = run.rows[run.last_step].get(_MEMORY) if run.rows else None
+    used = run.rows.get(run.last_step, {}).get(_MEMORY)
     if not isinstance(used, float) or not total:
         return
     found = f"{used:.1f} of {total} GiB were in use after step {run.last_step}"

@@ -48,12 +48,20 @@ def numbers(run: RunDirectory) -> Iterator[Finding]:
     if not wrong and not signs:
         headline = next((name for name in ("critic/score/mean", "train/loss") if name in run.rows[steps[-1]]), None)
         value = f", {headline} {short(_number(run.rows[steps[-1]][headline]))}" if headline else ""
-        yield ok("metrics", f"{counted(run.last_step, 'step')}, all finite and none exploding{value}")
+        yield ok("metrics", f"{_trained(run)}, all finite and none exploding{value}")
+
+
+def _trained(run: RunDirectory) -> str:
+    """The steps with metrics, in words; a run that was resumed elsewhere begins with a later one."""
+    first, last = min((step for step in run.rows if step), default=0), max(run.rows)
+    return counted(last, "step") if first <= 1 else f"steps {first} to {last}"
 
 
 def _lines(run: RunDirectory) -> int:
+    """The number of lines; the last one of a live run may not be whole yet."""
     path = run.path / METRICS_FILE
-    return path.read_bytes().count(b"\n") if path.is_file() else 0
+    text = path.read_bytes() if path.is_file() else b""
+    return text.count(b"\n") if run.is_alive else len(text.splitlines())
 
 
 def _not_finite(run: RunDirectory, steps: Sequence[int], names: Sequence[str]) -> Iterator[str]:

@@ -255,7 +255,7 @@ def _check_secrets(target: Target) -> None:
     for name in target.secret:
         if name not in os.environ:
             raise ConfigError(
-                f"--secret {name}: there is no such variable in this environment.",
+                f"This environment has no variable {name}, which --secret names.",
                 remedy=f"Run 'export {name}=...' first.",
             )
 

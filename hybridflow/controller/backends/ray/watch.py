@@ -81,7 +81,8 @@ class Watch:
             self._most_unseen_calls = max(_MOST_UNSEEN_CALLS, 2 * len(self._calls))
 
     def forget(self, hosts: Sequence[Host]) -> None:
-        """Drops the calls to some processes."""
+        """Drops the calls to some processes; the time without progress begins anew."""
+        self._progress = Progress(self._pulse)  # heartbeats may still be of the calls that waited for these processes
         gone = {id(host) for host in hosts}
         self._dropped = [call for call in self._dropped if id(call.handle.host) not in gone]
         self._calls = {ref: call for ref, call in self._calls.items() if id(call.handle.host) not in gone}

@@ -149,7 +149,7 @@ def _function(url: str) -> str:
 def _placement(trainer: str, source: Given, names: Sequence[str]) -> Iterator[Outcome]:
     """Pools of the roles that OpenRLHF places apart; with `colocate_all_models`, one pool."""
     if not names:
-        yield NotNeeded(["the number of GPUs"], "set trainer.devices")
+        yield NotNeeded(["the number of GPUs"], "1 device is assumed; set trainer.devices")
         return
     nodes, uses_vllm = source.number("actor_num_nodes", 1), source.number("vllm_num_engines") > 0
     engine = {"rollout.engine": "vllm"} if uses_vllm else {}

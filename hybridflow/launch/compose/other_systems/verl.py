@@ -216,15 +216,16 @@ def _reward(source: Given, names: Sequence[str]) -> Iterator[Outcome]:
     settings: dict[str, object] = {}
     functions = []
     path, model = "custom_reward_function.path", "reward_model.model.path"
-    if source.has(path):
+    if source.is_true("reward_model.enable"):
+        if not source.has(model):
+            yield Missing("reward_model.enable=True", f"{model} is not given; use reward.model.path")
+        settings["reward.model.path"] = source.text(model)
+        yield NotNeeded(source.names("custom_reward_function."), "with a reward model, verl takes its scores")
+    elif source.has(path):
         name = source.text("custom_reward_function.name", "compute_score")
         functions.append(f"{source.text(path)}:{name}")
         own = [(key.removeprefix(f"{_KWARGS}."), source.text(key)) for key in source.names(f"{_KWARGS}.")]
         settings |= {f"reward.settings.{name}.{key}": value for key, value in own}
-    elif source.is_true("reward_model.enable"):
-        if not source.has(model):
-            yield Missing("reward_model.enable=True", f"{model} is not given; use reward.model.path")
-        settings["reward.model.path"] = source.text(model)
     else:
         functions.append(_DEFAULT_FUNCTION)
     for section in _OVERLONG if not source.is_true(f"{_FILTER}.enable") else ():

@@ -119,6 +119,10 @@ class CrowdBackend:
     def mark(self) -> None:
         """Does nothing: no step is abandoned."""
 
+    def finish_updates(self) -> None:
+        """Waits for all calls."""
+        self.wait([*self._calls.values()])
+
     def is_changing(self) -> bool:
         """False: no step is abandoned."""
         return False

@@ -56,15 +56,6 @@ def wait(*futures: Future | BatchRef) -> object:
     return answers[0] if len(answers) == 1 else answers
 
 
-def failed(error: Exception, backend: Backend) -> Future:
-    """The answer of a call that was not made, because of an error: `result()` raises it."""
-
-    def raised(values: Sequence[object]) -> object:
-        raise error
-
-    return Future([], backend, raised)
-
-
 def combined(answers: Sequence[object]) -> object:
     """The answers of all ranks as one: a single answer as it is, merged metrics, None if all are None, else a list."""
     if len(answers) == 1:

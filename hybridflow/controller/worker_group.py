@@ -12,7 +12,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Handle, Pending
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.dispatch import Dispatch, Method, dispatched
-from hybridflow.controller.futures import Future, combined, failed
+from hybridflow.controller.futures import Future, combined
 from hybridflow.controller.protocols import TransferProtocol
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.transfer import specs_of
@@ -97,7 +97,7 @@ class WorkerGroup:
         """Makes every call of the method `name` also call another group's method, with the same arguments.
 
         For operations of two pools, such as sending and receiving weights; the result is this group's. If a process of
-        either group is known to have ended, neither is called, and the result raises its error.
+        either group is known to have ended, neither is called: the next call of that group raises its error.
         """
         self._linked[name] = other.handles, other.__getattr__(other_name)
 
@@ -142,8 +142,8 @@ class _BoundMethod:
         if linked is not None:
             try:
                 self._backend.check_alive([*self._handles, *linked[0]])
-            except WorkerDied as died:
-                return failed(died, self._backend)
+            except WorkerDied:
+                return Future([], self._backend, lambda values: None)
         dispatch = dispatched(method, args, kwargs, self._backend)
         number = self._number(dispatch)
         updates = isinstance(spec.protocol, TransferProtocol) and spec.protocol.by_minibatch

@@ -9,11 +9,12 @@ from hybridflow.observability.metrics import Metrics, last
 
 
 def account(run: Run, ledger: Ledger, prompts: Batch, batch: BatchRef | None, *, step: int, is_all: bool) -> Metrics:
-    """Checks what `learn` has observed, and counts it; metrics of staleness.
+    """Checks what `learn` has observed once its updates have ended, and counts it; metrics of staleness.
 
     `batch` is what it was given; None in a synchronous run. `is_all`: it drew no further prompts. Raises `BatchError`
     if a prompt or a token was lost or duplicated.
     """
+    run.calls.finish_updates()
     dataflow = run.dataflow
     if observed := [*dataflow.observed, *dataflow.unused]:
         uids = [found.row("uid") for found in observed]

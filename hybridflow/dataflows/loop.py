@@ -50,8 +50,7 @@ class Loop:
         self._left_out: list[int] = []  # steps whose first batch is left out because of a fault, as often as it occurs
         self._step_seconds: float | None = None
         self._evaluation_seconds: float | None = None
-        self._abandoned, self._loses_steps, self._is_restoring = "", False, False
-        self._evaluated = (0, 0)
+        self._abandoned, self._loses_steps, self._is_restoring, self._evaluated = "", False, False, (0, 0)
         self._has_begun = self._is_ended = False
         self._diagnosis = Diagnosis()
         self._samples = TrainingSamples(run.trainer, run.dataflow, run.tracker, run.decode)
@@ -345,9 +344,10 @@ class Loop:
         if self._step in (0, self.saved.begun_step):
             return
         inputs = {source: dict(files) for source, files in run.inputs.items()}
-        state = {"config": dict(run.config), "inputs": inputs, **self._state()}
+        state = self._state() | {"config": dict(run.config), "inputs": inputs}
         if not self._ahead.is_stepping and not self._abandoned:
-            state["ahead"] = self._ahead.saved()
+            with suppress(HybridflowError):  # of calls that failed: their batches will be collected again
+                state["ahead"] = self._ahead.saved()
         check_in_place(run.checkpoints.run_dir)
         run.calls.mark()
         started = time.perf_counter()

@@ -35,8 +35,8 @@ def split_remedy(said: str) -> tuple[str, str]:
 UNRECORDED = Ending(
     "failed",
     "no ending was recorded: the run's process was ended from outside. It was killed, ran out of memory, or was ended"
-    " by Ray because its raylet had ended. What to do: find out what ended it, then start the same command again; it"
-    " resumes from the last checkpoint, if there is one.",
+    " by Ray because its raylet had ended; or the disk was full. What to do: find out what it was, then start the same"
+    " command again; it resumes from the last checkpoint, if there is one.",
 )
 """The ending of a run whose process ended without recording one."""
 

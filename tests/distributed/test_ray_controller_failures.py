@@ -136,6 +136,16 @@ def test_an_update_ends_before_the_death_of_a_process_in_another_pool_is_raised(
     assert time.perf_counter() - start < 5.0
 
 
+def test_the_failure_of_an_update_is_raised_although_nobody_waits_for_it(talker, bystander):
+    talker.failing_update(prompts())
+    with pytest.raises(WorkerError, match=r"speaker\.failing_update"):
+        bystander.slow_update(prompts()).result()
+    bystander.nothing().result()
+    talker.failing_update(prompts())
+    with pytest.raises(WorkerError, match=r"speaker\.failing_update"):
+        talker.backend.finish_updates()
+
+
 def test_two_linked_groups_are_not_called_once_a_process_of_one_is_known_to_have_ended(victim, bystander):
     bystander.link("pid", victim, "pid")
     try:
@@ -143,9 +153,9 @@ def test_two_linked_groups_are_not_called_once_a_process_of_one_is_known_to_have
         with pytest.raises(WorkerDied):
             bystander.sleep(6.0).result()
         call = bystander.pid()
-        assert not call.pending()
+        assert not call.pending() and call.result() is None
         with pytest.raises(WorkerDied, match="rank 0 of 'victim'"):
-            call.result()
+            victim.pid()
     finally:
         bystander._linked.clear()
 

@@ -237,6 +237,31 @@ def test_an_update_is_finished_although_the_rollout_dies(
         assert_is_whole(run, whole(long_updates, *APART))
 
 
+RAISES_IN_AN_UPDATE = """
+judged = right
+
+def right(completions, answer, **columns):
+    if calls == 6:
+        raise ValueError("no answer")
+    return judged(completions, answer, **columns)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", ", partial_rollouts: true"])
+def test_a_run_that_an_error_in_a_batch_of_a_later_step_ends_saves_its_last_step(
+    ray_backend: Backend, command: MakeCommand, more: str, tmp_path: Path
+):
+    run = command()
+    with (tmp_path / "judge.py").open("a") as judge:
+        judge.write(RAISES_IN_AN_UPDATE)
+    words = ["actor.epochs=40", "trainer.eval_every=1", "trainer.save_every=10"]
+    ended = run.here("trainer.backend=ray", *APART, f"asynchrony={{max_staleness: 2, ahead: 2{more}}}", *words)
+    assert ended.status == 1 and "no answer" in ended.words
+    latest = CheckpointStore(run.run_dir).latest()
+    assert latest is not None and latest.step == steps_of(run.run_dir)[-1] > 0
+
+
 @pytest.mark.parametrize("call", [pytest.param(6, id="in an evaluation"), pytest.param(7, id="in a step")])
 @pytest.mark.slow
 def test_batches_that_were_generated_ahead_are_asked_for_again_after_a_fault(

@@ -107,6 +107,10 @@ class Abandons(Protocol):
         """Between two steps: all calls that may change what a checkpoint holds have returned."""
         ...
 
+    def finish_updates(self) -> None:
+        """Waits for the calls that update a model, for which a dataflow need not have waited; raises their failures."""
+        ...
+
     def is_changing(self) -> bool:
         """Whether a call that may change what a checkpoint holds may have begun since `mark`."""
         ...

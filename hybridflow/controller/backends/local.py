@@ -74,6 +74,9 @@ class LocalBackend:
         """Records how many changing calls have begun."""
         self._marked = self._changes_begun()
 
+    def finish_updates(self) -> None:
+        """They have returned."""
+
     def is_changing(self) -> bool:
         """Whether one has begun since."""
         return self._changes_begun() != self._marked

@@ -133,6 +133,11 @@ class Talker(Worker):
         time.sleep(3.0)
         return len(batch)
 
+    @transfer(MINIBATCHES, requires=("uid",))
+    def failing_update(self, batch: Batch) -> int:
+        time.sleep(1.0)
+        raise ZeroDivisionError("no such number")
+
     @transfer(DATA_PARALLEL, requires=("uid",), provides=("scores",))
     def slow_scores(self, batch: Batch) -> Batch:
         time.sleep(120.0)

@@ -118,8 +118,8 @@ class RayBackend:
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values. Meanwhile checks all calls and processes, every half second and after every failure.
 
-        While an awaited call updates a model, failures in pools without an awaited call are not raised: afterwards the
-        model is whole, and need not be restored.
+        While an awaited call updates a model, failures in pools without an awaited call and without updates are not
+        raised: afterwards the model is whole, and need not be restored.
         """
         while awaited := [call for call in dict.fromkeys(pending) if not call.done]:
             try:
@@ -134,7 +134,8 @@ class RayBackend:
             except RayError as error:
                 self._raise_translated(error)
             else:
-                with self._watch.raising_only(_pools_of(awaited) if any(call.updates for call in awaited) else None):
+                is_updated = any(call.updates for call in awaited)
+                with self._watch.raising_only(self._pools_at_work(awaited) if is_updated else None):
                     self._watch.note(awaited, answers)
                     self._watch.look_at_silence()
         self.call_log.read(call.number for call in pending)
@@ -178,6 +179,10 @@ class RayBackend:
             host.marked_changes = host.num_changes
         self._spares.step_begins()
         self._spares.look(self._pools.values())
+
+    def finish_updates(self) -> None:
+        """See `Abandons.finish_updates`."""
+        self.wait([call for host in self._hosts() for call in self._watch.queue_of(host) if call.updates])
 
     def is_changing(self) -> bool:
         """Whether a changing call sent since `mark` has left its process's queue, or is the first that it executes."""
@@ -278,13 +283,18 @@ class RayBackend:
         return sorted((count for count in counts if count), reverse=True)
 
     def _pools_during_update(self, awaited: Sequence[Pending]) -> set[ResourcePool] | None:
-        """The pools of these calls, if one of them updates a model and has begun."""
+        """As `_pools_at_work`, if one of these calls updates a model and has begun; else None."""
         hosts = {host_of(call.handle) for call in awaited if call.updates}
         for host in hosts:
             self._watch.look_at_calls(self._watch.queue_of(host))
         queues = [self._watch.queue_of(host) for host in hosts]
         has_begun = any(queue and queue[0].updates and _has_reached_its_actor(queue[0]) for queue in queues)
-        return _pools_of(awaited) if has_begun else None
+        return self._pools_at_work(awaited) if has_begun else None
+
+    def _pools_at_work(self, awaited: Sequence[Pending]) -> set[ResourcePool]:
+        """The pools of these calls, and of calls that update a model."""
+        updates = [call for host in self._hosts() for call in self._watch.queue_of(host) if call.updates]
+        return {host_of(call.handle).pool for call in [*awaited, *updates]}
 
     def _cancel(self, hosts: Sequence[Host]) -> None:
         """Cancels the running call of each process, and forgets the others.
@@ -348,10 +358,6 @@ def _answered(asked: Mapping[ray.ObjectRef, Host], seconds: float) -> dict[Host,
         with suppress(*DEATHS):
             found[asked[reference]] = ray.get(reference)
     return found
-
-
-def _pools_of(calls: Sequence[Pending]) -> set[ResourcePool]:
-    return {host_of(call.handle).pool for call in calls}
 
 
 def _has_reached_its_actor(call: Pending) -> bool:

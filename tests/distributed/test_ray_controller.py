@@ -167,10 +167,11 @@ def test_a_pool_that_does_not_fit_is_refused(ray_backend):
 
 def test_processes_are_named_after_their_roles_and_during_a_call_after_the_call(talker):
     first, _ = processes = [psutil.Process(pid) for pid in wait(talker.pid())]
-    sleeping = talker.sleep(1.5)
-    time.sleep(0.5)
-    during = first.cmdline()[0]
+    sleeping = talker.sleep(3.0)
+    until = time.monotonic() + 2.5
+    while not (during := first.cmdline()[0]).startswith("ray::RayHost talker.sleep rank 0"):
+        assert time.monotonic() < until, during
+        time.sleep(0.05)
     wait(sleeping)
-    assert during.startswith("ray::RayHost talker.sleep rank 0")
     for rank, process in enumerate(processes):
         assert re.fullmatch(rf"ray::RayHost \S*talker\S* rank {rank}", process.cmdline()[0].rstrip())

@@ -81,7 +81,7 @@ class Watch:
             self._most_unseen_calls = max(_MOST_UNSEEN_CALLS, 2 * len(self._calls))
 
     def forget(self, hosts: Sequence[Host]) -> None:
-        """Drops the calls to some processes; the time without progress begins anew."""
+        """Drops the calls to some processes. The time without progress is counted from here."""
         self._progress = Progress(self._pulse)  # heartbeats may still be of the calls that waited for these processes
         gone = {id(host) for host in hosts}
         self._dropped = [call for call in self._dropped if id(call.handle.host) not in gone]

@@ -81,25 +81,24 @@ def faults(run: RunDirectory) -> Iterator[Finding]:
         after = f"the run continued after step {last['resumed_step']}"
     lost = sum(fault.cost_seconds for fault in read_faults(run.path))
     spent = lost + sum(seconds for row in run.rows.values() if isinstance(seconds := row.get(_STEP), float))
+    cost = f", which cost {spoken_duration(lost)} ({lost / spent:.0%} of the time)" if lost else ""
     found = (
-        f"{counted(len(run.faults), 'fault')}, {survived} survived, which cost {spoken_duration(lost)}; the last in"
-        f" step {last.get('step')}, {last.get('fault')}: {place}, {after}"
+        f"{counted(len(run.faults), 'fault')}, {survived} survived{cost}; the last in step"
+        f" {last.get('step')}, {last.get('fault')}: {place}, {after}"
     )
-    if len(run.faults) > 1 and lost > _MUCH * spent:
-        common = f": {each}" if (each := _common(run.faults)) else ""
-        share = f"The faults took {lost / spent:.0%} of the time."
-        yield warning("faults", found, f"{share} Look for a common cause in {run.path / FAULTS_FILE}{common}.")
+    node, role = (_common(run.faults, name) for name in ("node", "role"))
+    if node or (len(run.faults) > 1 and lost > _MUCH * spent):
+        common = f": {node or role}" if node or role else ""
+        yield warning("faults", found, f"Look for a common cause in {run.path / FAULTS_FILE}{common}.")
     elif survived < len(run.faults):
         yield warning("faults", found, f"Read {run.path / FAULTS_FILE}, which has the details.")
     else:
         yield ok("faults", found)
 
 
-def _common(faults: Sequence[Mapping[str, object]]) -> str:
-    """The node or role of most faults, in words; empty if there is only one fault, or they have nothing in common."""
-    for name in ("node", "role"):
-        values = Counter(str(fault[name]) for fault in faults if fault.get(name))
-        value, count = values.most_common(1)[0] if values else ("", 0)
-        if count > max(1, len(faults) // 2) and (name == "role" or len(values) > 1):
-            return f"{count} of {len(faults)} faults were of {name} {value}"
-    return ""
+def _common(faults: Sequence[Mapping[str, object]], name: str) -> str:
+    """The node or role of most faults, in words; empty if there is none, or no fault of another one."""
+    values = Counter(str(fault[name]) for fault in faults if fault.get(name))
+    value, count = values.most_common(1)[0] if values else ("", 0)
+    is_common = len(values) > 1 and count > len(faults) // 2
+    return f"{count} of {len(faults)} faults were of {name} {value}" if is_common else ""

@@ -279,6 +279,17 @@ def test_faults_that_were_survived_need_no_action_and_several_of_one_node_do(tmp
     assert found("n1", "n2", "n2", "n2").remedy.endswith("faults.jsonl: 3 of 4 faults were of node n2.")
 
 
+def test_several_faults_that_took_much_of_the_time_are_a_warning(tmp_path):
+    def found(cost: float) -> Finding:
+        line = json.dumps({"step": 3, "role": "actor", "rank": 0, "resumed_step": 2, "cost_seconds": cost}) + "\n"
+        rows = [{"step": step, "timing_s/step": 10.0} for step in (1, 2, 3)]
+        (logged(tmp_path, rows) / "faults.jsonl").write_text(2 * line)
+        return examined(tmp_path)["faults"]
+
+    assert found(1.0).status is Status.ok and "which cost 2.0 s (6% of the time)" in found(1.0).found
+    assert found(5.0).status is Status.warning and "which cost 10 s (25% of the time)" in found(5.0).found
+
+
 def test_an_ending_that_only_the_log_has_is_told(tmp_path):
     logged(tmp_path, [{"step": 6}])
     now = time.strftime("%Y-%m-%d %H:%M:%S")

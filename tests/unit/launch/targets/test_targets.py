@@ -252,7 +252,7 @@ def test_secrets_are_given_to_sky_by_name(desk, capsys, monkeypatch):
         (["--on", "slurm", "--image", "i", "run.yaml"], "not in a mounted directory", "--mount /shared:/shared"),
         (["--on", "slurm", "--image", "i", "--directory", "/in/image"], "(/in/image/runs/", "--mount /shared:/shared"),
         (["--on", "slurm", "--image", "i", "--mount", "/a:/tmp"], "gives the container another /tmp", "elsewhere"),
-        (["--on", "slurm", "--secret", "NONE"], "there is no such variable in this environment", "export NONE="),
+        (["--on", "slurm", "--secret", "NONE"], "has no variable NONE", "export NONE="),
         (["--on", "slurm", "--secret", "A=b"], "is not a name, without a value", "Give a name"),
         (
             ["--on", "slurm", "run.yaml", "trainer.nodes=4", "trainer.elastic.min_devices=64"],

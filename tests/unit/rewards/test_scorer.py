@@ -153,7 +153,7 @@ def f(completions, **columns):
 
 def test_a_function_that_raises_for_the_batch_alone_says_so(make_scorer):
     text = "def f(completions, **c):\n    assert len(completions) == 1, 'one, please'\n    return [0.0]\n"
-    with pytest.raises(RewardError, match=r"one, please.*together, and for none of them alone"):
+    with pytest.raises(RewardError, match=r"one, please.*whole batch, but for no sample on its own"):
         make_scorer(text).score(PROMPTS, TEXTS, {})
 
 

@@ -266,12 +266,10 @@ def test_the_last_fault_of_a_worker_is_told_with_role_rank_and_call(tmp_path):
 
 def test_faults_that_were_survived_need_no_action_and_several_of_one_node_do(tmp_path):
     def found(*nodes: str) -> Finding:
-        lines = [{"step": 3, "role": "actor", "node": node, "rank": 0, "resumed_step": 2} for node in nodes]
-        for number, line in enumerate(lines):
-            line["role"] = ("actor", "critic", "reward", "rollout")[number]
-        (logged(tmp_path, [{"step": 3}]) / "faults.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in lines)
-        )
+        faults = zip(nodes, ("actor", "critic", "reward", "rollout"), strict=False)
+        lines = [{"step": 3, "role": role, "node": node, "rank": 0, "resumed_step": 2} for node, role in faults]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (logged(tmp_path, [{"step": 3}]) / "faults.jsonl").write_text(text)
         return examined(tmp_path)["faults"]
 
     for nodes in (["n1"], ["n1", "n2", "n3"]):
@@ -282,11 +280,10 @@ def test_faults_that_were_survived_need_no_action_and_several_of_one_node_do(tmp
 def test_several_faults_that_took_much_of_the_time_are_a_warning(tmp_path):
     def found(cost: float) -> Finding:
         line = json.dumps({"step": 3, "role": "actor", "rank": 0, "resumed_step": 2, "cost_seconds": cost}) + "\n"
-        rows = [{"step": step, "timing_s/step": 10.0} for step in (1, 2, 3)]
-        (logged(tmp_path, rows) / "faults.jsonl").write_text(2 * line)
+        (logged(tmp_path, [{"step": 3, "timing_s/step": 30.0}]) / "faults.jsonl").write_text(2 * line)
         return examined(tmp_path)["faults"]
 
-    assert found(1.0).status is Status.ok and "which cost 2.0 s (6% of the time)" in found(1.0).found
+    assert found(1.0).status is Status.ok
     assert found(5.0).status is Status.warning and "which cost 10 s (25% of the time)" in found(5.0).found
 
 

@@ -182,7 +182,7 @@ class RayBackend:
 
     def finish_updates(self) -> None:
         """See `Abandons.finish_updates`."""
-        self.wait([call for host in self._hosts() for call in self._watch.queue_of(host) if call.updates])
+        self.wait([call for call in self._watch.pending() if call.updates])
 
     def is_changing(self) -> bool:
         """Whether a changing call sent since `mark` has left its process's queue, or is the first that it executes."""
@@ -285,16 +285,17 @@ class RayBackend:
     def _pools_during_update(self, awaited: Sequence[Pending]) -> set[ResourcePool] | None:
         """As `_pools_at_work`, if one of these calls updates a model and has begun; else None."""
         hosts = {host_of(call.handle) for call in awaited if call.updates}
-        for host in hosts:
-            self._watch.look_at_calls(self._watch.queue_of(host))
-        queues = [self._watch.queue_of(host) for host in hosts]
-        has_begun = any(queue and queue[0].updates and _has_reached_its_actor(queue[0]) for queue in queues)
-        return self._pools_at_work(awaited) if has_begun else None
+        self._watch.look_at_calls([call for call in self._watch.pending() if host_of(call.handle) in hosts])
+        first: dict[Host, Pending] = {}
+        for call in self._watch.pending():
+            first.setdefault(host_of(call.handle), call)
+        begun = (call for host, call in first.items() if host in hosts and call.updates)
+        return self._pools_at_work(awaited) if any(_has_reached_its_actor(call) for call in begun) else None
 
     def _pools_at_work(self, awaited: Sequence[Pending]) -> set[ResourcePool]:
         """The pools of these calls, and of calls that update a model."""
-        updates = [call for host in self._hosts() for call in self._watch.queue_of(host) if call.updates]
-        return {host_of(call.handle).pool for call in [*awaited, *updates]}
+        updates = (call for call in self._watch.pending() if call.updates)
+        return {host_of(call.handle).pool for call in (*awaited, *updates)}
 
     def _cancel(self, hosts: Sequence[Host]) -> None:
         """Cancels the running call of each process, and forgets the others.

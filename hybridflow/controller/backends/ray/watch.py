@@ -95,6 +95,10 @@ class Watch:
         """The calls to a process that are not known to have finished, in the order of their execution."""
         return [call for call in self._calls.values() if call.handle.host is host]
 
+    def pending(self) -> list[Pending]:
+        """The calls to all processes that are not known to have finished, in the order in which they were sent."""
+        return list(self._calls.values())
+
     def note(self, calls: Sequence[Pending], answers: Sequence[object]) -> None:
         """Records that calls have succeeded. Also checks the earlier calls without a waiter."""
         own = {call for call in calls if call.value in self._calls}

@@ -8,9 +8,9 @@ one batch once the slowest environment has answered. Two workloads: a batch of 6
 which a new episode begins whenever one ends.
 
 The table also has the limit: how long the same episodes would take if the model answered as fast as when it decodes
-64 rows at once, without waiting for anything else. It ends with how many times as fast as with a barrier the episodes
-would be if the model took no time: no engine can do better. With `make peers`, TRL's `environment_factory` plays the
-first workload as well. Variants take turns within each round; the fastest of each counts.
+64 rows at once, without waiting for anything else. The last line has the speedup over a barrier with a model that
+takes no time, which no engine can exceed. With `make peers`, TRL's `environment_factory` plays the first workload as
+well. Variants take turns within each round; the fastest of each counts.
 """
 
 import argparse
@@ -169,7 +169,7 @@ def limit_seconds(count: int, reply: float) -> float:
 
 
 def instant_speedup(count: int) -> float:
-    """How many times as fast as with a barrier so many episodes are, 64 at a time, with a model that takes no time."""
+    """The speedup of so many episodes, 64 at a time, over a barrier, with a model that takes no time."""
     found = [delays(environment_seed(SEED, uid)) for uid in range(count)]
     batches = [found[start : start + CONCURRENT] for start in range(0, count, CONCURRENT)]
     barrier = sum(max(episode[turn] for episode in batch) for batch in batches for turn in range(TURNS))

@@ -17,7 +17,7 @@ from hybridflow.launch.compose.trainers import TrainingCommand, find_command, sh
 
 _VERL = re.compile(r"(?:.*[./])?main_(?:ppo|dapo)(?:\.py)?")
 _OPENRLHF = re.compile(r"(?:.*[./])?train_(\w+?)(?:_ray)?(?:\.py)?")
-_SCRIPT = re.compile(r"(?:.*/)?([a-z]+)(?:_\w+)?\.py|trl\.scripts\.([a-z]+)")
+_SCRIPT = re.compile(r"(?:trl\.scripts\.|(?=.*\.py$)(?:.*/)?)([a-z]+)(?:_\w+)?(?:\.py)?")
 _CONFIGS = ("ppo_trainer", "ppo_megatron_trainer")
 _CONFIG_OPTIONS = ("--config-name", "--config-path")
 _UNSUPPORTED = re.compile(r"(?:.*[./])?(?:verl[./]trainer[./]\w+(?:\.py)?|openrlhf[./]cli[./]train_\w+(?:\.py)?)")
@@ -149,19 +149,14 @@ def _system(words: Sequence[str]) -> tuple[str, int] | None:
         if name and name[1] in OPENRLHF_TRAINERS:
             return "OpenRLHF", number
         script = _SCRIPT.fullmatch(word)
-        if (
-            script
-            and script[script.lastindex or 0] in TRL_TRAINERS
-            and any(option.startswith("--") for option in words[number:])
-        ):
+        if script and script[1] in TRL_TRAINERS and any(option.startswith("--") for option in words[number:]):
             return "TRL", number
     return ("verl", 0) if is_verl_command(words) else None
 
 
 def _named(word: str, pattern: re.Pattern[str], trainers: Mapping[str, str]) -> str:
     found = pattern.fullmatch(word)
-    name = found[found.lastindex or 0] if found else word
-    return name if name in trainers else word
+    return found[1] if found and found[1] in trainers else word
 
 
 def _command(word: str) -> TrainingCommand:

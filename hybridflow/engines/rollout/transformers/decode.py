@@ -1,6 +1,6 @@
 """The decoding loop: reads prompts once, then draws one token at a time for all unfinished rows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,9 @@ from hybridflow.engines.rollout.transformers.prompts import read_prompts
 
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
+
+TOKEN_BYTES = 8
+"""The size of a token id, an int64."""
 
 
 class DecodeStep(Protocol):
@@ -57,8 +60,8 @@ class _Resting:
     since: int
     """Tokens drawn by the `Decoding` when it finished."""
 
-    sequence: Tensor | None = None
-    """Its prompt and response; None until these were taken."""
+    sequence: bytes | None = None
+    """The token ids of its prompt and response, of `TOKEN_BYTES` each; None until these were taken."""
 
 
 class Decoding:
@@ -114,7 +117,8 @@ class Decoding:
         self._step.advance()
         self._num_drawn += 1
         for row, resting in [*self._resting.items()]:
-            if resting.sequence is not None and self._num_drawn - resting.since > len(resting.sequence):
+            size = len(resting.sequence or ()) // TOKEN_BYTES
+            if size and self._num_drawn - resting.since > size:
                 del self._resting[row]
 
     @torch.inference_mode()
@@ -152,7 +156,8 @@ class Decoding:
         taken = self._responses(rows)
         for number, row in enumerate(rows.tolist()):
             if row in self._resting:
-                self._resting[row].sequence = torch.cat([taken.requests[number].prompt, taken.tokens.row(number)])
+                ids = torch.cat([taken.requests[number].prompt, taken.tokens.row(number)])
+                self._resting[row].sequence = ids.numpy().tobytes()
         return [taken]
 
     def so_far(self) -> Iterable[tuple[Request, int]]:
@@ -197,20 +202,27 @@ class Decoding:
         self._begin(counts, limits, is_open)
 
     @torch.inference_mode()
-    def resume(self, request: Request, *, max_unread_tokens: int) -> bool:
-        """Continues the finished request that the prompt of another one begins with, and returns whether there is one.
+    def resume(self, requests: Sequence[Request], *, max_unread_tokens: int) -> Sequence[Request]:
+        """Continues finished requests that prompts of others begin with; returns the requests without such a beginning.
 
-        The rest of the prompt is read token by token, while other requests draw theirs, and must not be too long.
+        The rest of a prompt is read token by token, while other requests draw theirs, and must not be too long.
         """
-        for row, resting in self._resting.items():
-            known = resting.sequence
-            if known is None or self._requests[row].name[0] != request.name[0] or len(known) > len(request.prompt):
-                continue
-            num_unread = len(request.prompt) - len(known)
-            if num_unread <= max_unread_tokens and torch.equal(request.prompt[: len(known)], known):
-                self._continue(row, request, len(known))
-                return True
-        return False
+        resting: dict[int, dict[int, bytes]] = {}
+        for row, kept in self._resting.items():
+            if kept.sequence is not None:
+                resting.setdefault(self._requests[row].name[0], {})[row] = kept.sequence
+        left, continued = [], {}
+        for request in requests:
+            prompt, known = request.prompt.numpy().tobytes(), resting.get(request.name[0], {})
+            least = len(prompt) - max_unread_tokens * TOKEN_BYTES
+            found = (row for row, sequence in known.items() if prompt.startswith(sequence) and len(sequence) >= least)
+            if (row := next(found, None)) is None:
+                left.append(request)
+            else:
+                continued[row] = request, len(known.pop(row)) // TOKEN_BYTES
+        if continued:
+            self._continue(continued)
+        return left
 
     @property
     def can_resume(self) -> bool:
@@ -295,22 +307,30 @@ class Decoding:
         if isinstance(self._step, GrowingStep):
             self._step.stop(torch.isin(self._step.rows.cpu(), rows))
 
-    def _continue(self, row: int, request: Request, num_known: int) -> None:
-        """Reads the prompt of `request` after `num_known` tokens in a row that rests, and then draws its response."""
-        step, budget = self._step, request.max_response_tokens
+    def _continue(self, continued: Mapping[int, tuple[Request, int]]) -> None:
+        """Reads the prompt of each request after its known tokens in a row that rests, and then draws its response."""
+        step = self._step
         assert isinstance(step, GrowingStep), "no row rests in a fixed memory"
-        position = step.rows.tolist().index(row)
-        step.proceed(position, request.prompt, num_known, uniform_draws(torch.tensor([request.key]), budget)[0])
-        del self._resting[row]
-        self._requests[row] = request
-        if self._searches:
-            assert self._tokenizer is not None, "stop strings need a tokenizer"
-            self._searches[row] = _search_of(request, self._tokenizer)
-        self._earlier[row] = 1 - self._num_drawn - step.num_unread(position)
-        self._limits[row] = budget
-        self._is_open[row] = True
-        self.num_unfinished += 1
-        self._next_limit = min(self._next_limit, int(budget - self._earlier[row]))
+        requests = [request for request, _ in continued.values()]
+        prompts = Ragged.from_rows([request.prompt for request in requests])
+        limits = torch.tensor([request.max_response_tokens for request in requests])
+        rows, known = torch.tensor([*continued]), torch.tensor([known for _, known in continued.values()])
+        place_of = {row: place for place, row in enumerate(step.rows.tolist())}
+        places = torch.tensor([place_of[row] for row in continued])
+        keys = torch.tensor([request.key for request in requests])
+        step.proceed(places, prompts, known, uniform_draws(keys, int(limits.max())))
+        for row, (request, _) in continued.items():
+            del self._resting[row]
+            self._requests[row] = request
+            if self._searches:
+                assert self._tokenizer is not None, "stop strings need a tokenizer"
+                self._searches[row] = _search_of(request, self._tokenizer)
+        num_unread = torch.tensor([step.num_unread(place) for place in places.tolist()])
+        self._earlier[rows] = 1 - self._num_drawn - num_unread
+        self._limits[rows] = limits
+        self._is_open[rows] = True
+        self.num_unfinished += len(rows)
+        self._next_limit = min(self._next_limit, int((limits - self._earlier[rows]).min()))
 
     def _read_text(self, rows: Int64[Tensor, " K"]) -> Bool[Tensor, " K"]:
         """Reads the tokens drawn since the last call; returns whether each row has no stop string yet."""

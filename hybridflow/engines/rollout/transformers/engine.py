@@ -99,7 +99,9 @@ class TransformersEngine(RolloutShell):
 
         Requests that continue a conversation whose keys and values are kept do so at once.
         """
-        requests = [request for request in requests if not self._resumes(request)]
+        if requests and requests[0].may_continue:
+            for decoding in [each for each in self._decodings if each.sampling == requests[0].sampling]:
+                requests = decoding.resume(requests, max_unread_tokens=MAX_UNREAD_TOKENS)
         for start in range(0, len(requests), self._max_sequences):
             part = list(requests[start : start + self._max_sequences])
             self._waiting.append(_Waiting(part, needs_all_places=start > 0))
@@ -168,13 +170,6 @@ class TransformersEngine(RolloutShell):
         self._waiting = [part for part in self._waiting if part.requests]
         self._drop_empty()
         return Responses.concat(found)
-
-    def _resumes(self, request: Request) -> bool:
-        """Whether the request continues in the place of a finished row; see `Decoding.resume`."""
-        return request.may_continue and any(
-            decoding.sampling == request.sampling and decoding.resume(request, max_unread_tokens=MAX_UNREAD_TOKENS)
-            for decoding in self._decodings
-        )
 
     def _may_join(self, part: "_Waiting", requests: Sequence[Request]) -> bool:
         """Whether those of `part` may start together with `requests`; in a fixed memory, all have as many tokens."""

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 from transformers import PreTrainedModel
 
+from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
 from hybridflow.engines.rollout.transformers.attention import LayerMasks, next_logits
@@ -113,22 +114,31 @@ class GrowingStep:
         for row in is_stopped.nonzero()[:, 0].tolist():
             self._given.pop(row, None)
 
-    def proceed(self, row: int, sequence: Int64[Tensor, " N"], num_known: int, uniforms: Float64[Tensor, " R"]) -> None:
-        """Continues a row that waits, whose first `num_known` tokens of `sequence` were read or drawn here.
+    def proceed(
+        self,
+        rows: Int64[Tensor, " K"],
+        sequences: Ragged,
+        num_known: Int64[Tensor, " K"],
+        uniforms: Float64[Tensor, "K R"],
+    ) -> None:
+        """Continues rows that wait, whose first `num_known` tokens of their sequence were read or drawn here.
 
-        Draws once all of `sequence` has been read, with the numbers `uniforms`, into the tables' row as if it were new.
+        Draws once all of a sequence has been read, with the numbers `uniforms`, into the tables' row as if it were new.
         """
-        first = min(int(self._num_cached[row]), num_known, len(sequence) - 1)
-        self._num_cached[row] = first
-        self._next[row], *self._given[row] = sequence[first:].tolist()
-        self._is_read[row] = True
-        self._is_unfinished[row] = True
-        self._num_drawn[row] = 0
-        if (more := len(uniforms) - self.tokens.shape[1]) > 0:
+        first = self._num_cached[rows].minimum(num_known).minimum(sequences.lengths - 1)
+        given = [ids[start:].tolist() for ids, start in zip(sequences.rows(), first.tolist(), strict=True)]
+        self._given |= {row: ids[1:] for row, ids in zip(rows.tolist(), given, strict=True)}
+        self._num_cached[rows] = first
+        self._is_read[rows] = True
+        budget, places = uniforms.shape[1], rows.to(self._device)
+        self._next[places] = torch.tensor([ids[0] for ids in given], device=self._device)
+        self._is_unfinished[places] = True
+        self._num_drawn[places] = 0
+        if (more := budget - self.tokens.shape[1]) > 0:
             for name in ("tokens", "logprobs", "_uniforms"):
                 setattr(self, name, F.pad(vars(self)[name], (0, more)))
-        self._uniforms[self.rows[row], : len(uniforms)] = uniforms.to(self._device)
-        self._cache.allow(len(sequence) + len(uniforms))
+        self._uniforms[self.rows[places], :budget] = uniforms.to(self._device)
+        self._cache.allow(int(sequences.lengths.max()) + budget)
 
     def num_unread(self, row: int) -> int:
         """Steps until a row draws its next token."""

@@ -1,9 +1,10 @@
 """The text of conversations: how a prompt begins, and what is appended to it after each reply."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,6 +18,9 @@ from hybridflow.errors import DataError
 REPLY = "zReplyOfTheModelz"
 THOUGHT = "zThoughtOfTheModelz"
 """Placeholders for sampled text. The text of a reply is never rendered, because its token ids are known."""
+
+KNOWN_TEXTS = 1024
+"""How many conversations and texts are remembered: episodes of a prompt begin alike, and observations recur."""
 
 
 class Continuation(StrEnum):
@@ -57,6 +61,12 @@ class ConversationFormat:
         added = tokenizer.added_tokens_decoder.items()
         self._special_ids = frozenset(number for number, token in added if token.special) - self.end_ids
         self._end_texts = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self.end_ids)]
+        self._known_text = lru_cache(KNOWN_TEXTS)(lambda conversation: self._rendered(*json.loads(conversation)))
+        self._known_ids = lru_cache(KNOWN_TEXTS)(lambda text: self._ids(text, add_special_tokens=False))
+
+    def forget_texts(self) -> None:
+        """Renders all conversations again from now on: templates may show the date, for example."""
+        self._known_text.cache_clear()
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The text of a conversation up to where the next reply begins.
@@ -65,8 +75,11 @@ class ConversationFormat:
         """
         if not self._is_chat:
             return "".join(str(message["content"]) for message in messages)
-        self._check_roles(messages)
-        return rendered(messages, self._tokenizer, add_generation_prompt=True, tools=tools)
+        try:
+            conversation = json.dumps([[*messages], [*tools]])
+        except (TypeError, ValueError):  # such as the objects of images, for a template that shows them
+            return self._rendered(messages, tools)
+        return self._known_text(conversation)
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Token ids of a whole prompt, for a conversation without a reply whose tokens are known."""
@@ -84,10 +97,10 @@ class ConversationFormat:
         if text is None:
             return None
         has_ended = reply_ids[-1] in self.end_ids
-        ids = self._ids(text.lstrip() if has_ended else text, add_special_tokens=False)
+        ids = self._known_ids(text.lstrip() if has_ended else text)
         most = min(len(self._leading_marks(ids)), len(reply_ids))
         same = next((size for size in range(most, 0, -1) if [*reply_ids[-size:]] == ids[:size]), 0)
-        return ids[same:] if same or not has_ended else self._ids(text, add_special_tokens=False)
+        return ids[same:] if same or not has_ended else [*self._known_ids(text)]
 
     def decoded(self, ids: Sequence[int]) -> str:
         """The text of a reply without the tokens that end a turn; other special tokens are kept, for parsers."""
@@ -111,6 +124,10 @@ class ConversationFormat:
             return TemplateCheck(Continuation.append)
         (found,) = with_limits(lambda _: self._found(), [None])
         return TemplateCheck(Continuation(found[0]), *found[1:])
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        self._check_roles(messages)
+        return rendered(messages, self._tokenizer, add_generation_prompt=True, tools=tools)
 
     def _check_roles(self, messages: Sequence[Message]) -> None:
         """Many templates show messages of any role, so that a misspelled one would be trained on."""

@@ -96,6 +96,7 @@ class EpisodePlayer:
     def play(self, prompts: Batch, sampler: ReplySampler, *, seed: int, is_evaluation: bool = False) -> Batch:
         """The episodes of the rows, in order; see `episode_columns`. Returns of an evaluation are not discounted."""
         self._check_template(prompts)
+        self._formats[True].forget_texts()
         running = RunningEpisodes(prompts, seed, self._numbers)
         try:
             while running.are_left:
@@ -255,18 +256,19 @@ class EpisodePlayer:
     def _take(self, running: RunningEpisodes, sampled: Batch) -> None:
         """Replies that have been sampled go to their environments."""
         running.meta = sampled.meta
-        ids, logprobs = sampled.tokens("response_ids"), sampled.tokens("rollout_logprobs")
-        for index, name in enumerate(row_names(sampled)):
+        replies = zip(
+            row_names(sampled),
+            [ids.tolist() for ids in sampled.tokens("response_ids").rows()],
+            [logprobs.tolist() for logprobs in sampled.tokens("rollout_logprobs").rows()],
+            sampled.row("truncated").tolist(),
+            sampled.row("weight_version").tolist(),
+            strict=True,
+        )
+        for name, ids, logprobs, is_truncated, version in replies:
             number = running.sampling.pop(name)
             episode = running.episodes[number]
-            episode.sampled_by(int(sampled.row("weight_version")[index]))
-            running.requests[number] = self._reply(
-                running,
-                episode,
-                ids.row(index).tolist(),
-                logprobs.row(index).tolist(),
-                is_truncated=bool(sampled.row("truncated")[index]),
-            )
+            episode.sampled_by(version)
+            running.requests[number] = self._reply(running, episode, ids, logprobs, is_truncated=is_truncated)
 
     def _reply(
         self, running: RunningEpisodes, episode: Episode, ids: list[int], logprobs: list[float], *, is_truncated: bool

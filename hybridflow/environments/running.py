@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hybridflow.batch import Batch
-from hybridflow.batch.row_names import RowName
+from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Ask, Finished, Request, Start
 from hybridflow.environments.rows import EpisodeResult
@@ -65,6 +65,7 @@ class RunningEpisodes:
     def __init__(self, prompts: Batch, seed: int, numbers: count) -> None:
         self.prompts = prompts
         self.prompt_ids = prompts.tokens("prompt_ids").rows()
+        self._row_names = row_names(prompts)
         self.waiting = deque(Episode(row) for row in range(len(prompts)))
         """Episodes that have not started."""
 
@@ -98,7 +99,7 @@ class RunningEpisodes:
         episode, number = self.waiting.popleft(), next(self._numbers)
         self.episodes[number] = episode
         row = {name: values[episode.row] for name, values in self.prompts.objects.items()}
-        self.requests[number] = Start(row, environment_seed(self._seed, int(self.prompts.row("uid")[episode.row])))
+        self.requests[number] = Start(row, environment_seed(self._seed, self._row_names[episode.row][0]))
 
     def take_requests(self) -> dict[int, Request]:
         """The requests that are due, once."""
@@ -108,7 +109,7 @@ class RunningEpisodes:
     def name(self, number: int) -> RowName:
         """The name of the row that samples the next reply of an episode."""
         episode = self.episodes[number]
-        uid, sample = (int(self.prompts.row(column)[episode.row]) for column in ("uid", "sample_index"))
+        uid, sample = self._row_names[episode.row]
         return uid, sample + episode.turns * TURN_STRIDE
 
     def retry(self, number: int) -> None:

@@ -14,7 +14,7 @@ class EpisodeSampler:
     engine: RolloutEngine
     sampling: Sampling
     seed: int
-    may_continue: bool = True
+    may_continue: bool
     """Replies may be followed by others, so engines keep what they have read."""
 
     def submit(self, rows: Batch, *, max_tokens: int) -> None:

@@ -154,9 +154,9 @@ class Decoding:
             return []
         rows, self._ended = torch.cat(self._ended), []
         taken = self._responses(rows)
-        for number, row in enumerate(rows.tolist()):
+        for row, request, tokens in zip(rows.tolist(), taken.requests, taken.tokens.rows(), strict=True):
             if row in self._resting:
-                ids = torch.cat([taken.requests[number].prompt, taken.tokens.row(number)])
+                ids = torch.cat([request.prompt, tokens])
                 self._resting[row].sequence = ids.numpy().tobytes()
         return [taken]
 
@@ -256,9 +256,10 @@ class Decoding:
         if not bool(found.truncated.all()):  # possible if they are not checked after each token
             self._ended.append(rows[~found.truncated])
         left = []
-        for row, request in enumerate(found.requests):
-            if found.truncated[row]:
-                request.tokens, request.logprobs = found.tokens.row(row), found.logprobs.row(row)
+        parts = zip(found.requests, found.truncated.tolist(), found.tokens.rows(), found.logprobs.rows(), strict=True)
+        for request, is_unfinished, tokens, logprobs in parts:
+            if is_unfinished:
+                request.tokens, request.logprobs = tokens, logprobs
                 left.append(request)
         return left
 

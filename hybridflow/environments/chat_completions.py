@@ -4,13 +4,14 @@ import json
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from hybridflow.environments.interface import Message, Reply, Tool
 from hybridflow.environments.messages import ROLES
 
 _CALLS_BEGIN = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>")
 _NOT_SUPPORTED = {
-    "stream": "Replies are not streamed; leave out 'stream'.",
     "logprobs": "Log-probabilities are kept for training; leave out 'logprobs'.",
     "stop": "The run decides where replies end (rollout.sampling.stop); leave out 'stop'.",
     "functions": "Use 'tools' in place of 'functions'.",
@@ -31,6 +32,16 @@ class RequestError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
+@dataclass(frozen=True)
+class Question:
+    """The conversation and the tools of a request, and the form of the response."""
+
+    messages: list[Message]
+    tools: list[Tool]
+    is_streamed: bool
+    streams_usage: bool
+
+
 class ChatCompletions:
     """The requests of one episode.
 
@@ -42,8 +53,8 @@ class ChatCompletions:
         self._replies: dict[str, Message] = {}
         self._num_replies = self._num_calls = 0
 
-    def question(self, body: bytes) -> tuple[list[Message], list[Tool]]:
-        """The conversation and the tools of a request. Raises `RequestError` for what is not supported."""
+    def question(self, body: bytes) -> Question:
+        """The question of a request. Raises `RequestError` for what is not supported."""
         request = _object(body)
         for name, reason in _NOT_SUPPORTED.items():
             if request.get(name):
@@ -60,7 +71,10 @@ class ChatCompletions:
             raise RequestError("'messages' must be a list with at least one message.")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
             raise RequestError("'tools' must be a list of {'type': 'function', 'function': {...}}.")
-        return [self._message(message, number) for number, message in enumerate(messages)], tools
+        known = [self._message(message, number) for number, message in enumerate(messages)]
+        options = request.get("stream_options")
+        streams_usage = isinstance(options, dict) and bool(options.get("include_usage"))
+        return Question(known, tools, bool(request.get("stream")), streams_usage)
 
     def answer(self, reply: Reply) -> dict[str, object]:
         """The response with a reply."""
@@ -106,6 +120,23 @@ class ChatCompletions:
         if given.get("tool_calls"):
             message["tool_calls"] = [_call(call, number) for call in given["tool_calls"]]
         return self._replies.get(_key(message), message)
+
+
+def as_events(response: Mapping[str, Any], *, with_usage: bool) -> bytes:
+    """A response as server-sent events: the whole reply in the first, then how it ended, and the usage if wanted."""
+    (choice,) = response["choices"]
+    delta = dict(choice["message"])
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
+    parts: list[list[dict]] = [
+        [{"index": 0, "delta": delta, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}],
+    ]
+    common = {name: value for name, value in response.items() if name != "usage"} | {"object": "chat.completion.chunk"}
+    chunks: list[dict] = [{**common, "choices": part} for part in parts]
+    if with_usage:
+        chunks.append({**common, "choices": [], "usage": response["usage"]})
+    return "".join(f"data: {line}\n\n" for line in [*map(json.dumps, chunks), "[DONE]"]).encode()
 
 
 def _object(body: bytes) -> dict:

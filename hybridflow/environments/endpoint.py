@@ -13,13 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import TracebackType
 
-from hybridflow.environments.chat_completions import ChatCompletions, RequestError
+from hybridflow.environments.chat_completions import ChatCompletions, RequestError, as_events
 from hybridflow.environments.interface import EpisodeOver, Model
 from hybridflow.errors import EpisodeError
 
 logger = logging.getLogger(__name__)
 
 _PATH = "/v1/chat/completions"
+_JSON, _EVENTS = "application/json", "text/event-stream"
 _MOST_BYTES = 64 << 20
 _CHECK_SECONDS = 0.2
 """How often a request that waits for a reply looks whether the program has closed its connection."""
@@ -69,17 +70,19 @@ class Endpoint:
                 code="invalid_api_key",
             )
 
-    def completion(self, body: bytes, is_gone: Callable[[], bool]) -> dict[str, object]:
-        """The response to a request; waits for the model's reply, until the program `is_gone`. Called by the server's
-        threads."""
-        messages, tools = self._chat.question(body)
-        asked = asyncio.run_coroutine_threadsafe(self._model.reply(messages, tools=tools), self._loop)
+    def completion(self, body: bytes, is_gone: Callable[[], bool]) -> tuple[bytes, str]:
+        """The response to a request and its media type; waits for the model's reply, until the program `is_gone`.
+
+        Called by the server's threads.
+        """
+        question = self._chat.question(body)
+        asked = asyncio.run_coroutine_threadsafe(self._model.reply(question.messages, tools=question.tools), self._loop)
         while not asked.done():
             concurrent.futures.wait([asked], _CHECK_SECONDS)
             if not asked.done() and is_gone():
                 asked.cancel()  # clients close the connection at their time limit, and send the request again
         try:
-            return self._chat.answer(asked.result())
+            response = self._chat.answer(asked.result())
         except EpisodeError as error:
             raise RequestError(str(error)) from error
         except EpisodeOver as over:
@@ -90,6 +93,9 @@ class Endpoint:
             ) from over
         except concurrent.futures.CancelledError as error:
             raise RequestError("The episode has ended.", status=HTTPStatus.GONE, code="episode_ended") from error
+        if question.is_streamed:
+            return as_events(response, with_usage=question.streams_usage), _EVENTS
+        return json.dumps(response).encode(), _JSON
 
 
 class _Server(ThreadingHTTPServer):
@@ -119,9 +125,9 @@ class _Handler(BaseHTTPRequestHandler):
                     status=HTTPStatus.NOT_FOUND,
                     code="not_found",
                 )
-            self._send(HTTPStatus.OK, self._endpoint.completion(body, self._is_gone))
+            self._send(HTTPStatus.OK, *self._endpoint.completion(body, self._is_gone))
         except RequestError as error:
-            self._send(error.status, error.content())
+            self._send_object(error.status, error.content())
 
     def do_GET(self) -> None:
         try:
@@ -129,9 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
             if self.path != "/v1/models":
                 raise RequestError(f"There is no {self.path}.", status=HTTPStatus.NOT_FOUND, code="not_found")
             model = {"id": "policy", "object": "model", "created": 0, "owned_by": "hybridflow"}
-            self._send(HTTPStatus.OK, {"object": "list", "data": [model]})
+            self._send_object(HTTPStatus.OK, {"object": "list", "data": [model]})
         except RequestError as error:
-            self._send(error.status, error.content())
+            self._send_object(error.status, error.content())
 
     def _is_gone(self) -> bool:
         """Whether the program has closed the connection."""
@@ -153,11 +159,13 @@ class _Handler(BaseHTTPRequestHandler):
             )
         return self.rfile.read(int(length))
 
-    def _send(self, status: int, content: dict[str, object]) -> None:
-        body = json.dumps(content).encode()
+    def _send_object(self, status: int, content: dict[str, object]) -> None:
+        self._send(status, json.dumps(content).encode(), _JSON)
+
+    def _send(self, status: int, body: bytes, media_type: str) -> None:
         try:
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", media_type)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -5,10 +5,11 @@ from hybridflow.environments.adapters.interface import Adapter, methods_of
 from hybridflow.environments.adapters.skyrl_gym import SKYRL_GYM
 from hybridflow.environments.adapters.textarena import TEXTARENA
 from hybridflow.environments.adapters.trl import TRL
+from hybridflow.environments.adapters.verifiers import VERIFIERS
 from hybridflow.environments.adapters.verl import VERL_TOOL
 from hybridflow.environments.adapters.verl_agent_loop import VERL_AGENT_LOOP
 
-ADAPTERS = (VERL_TOOL, VERL_AGENT_LOOP, TEXTARENA, SKYRL_GYM, TRL, GYMNASIUM)
+ADAPTERS = (VERIFIERS, VERL_TOOL, VERL_AGENT_LOOP, TEXTARENA, SKYRL_GYM, TRL, GYMNASIUM)
 """TextArena has methods of Gymnasium's names, and comes before it."""
 
 

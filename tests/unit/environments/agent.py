@@ -41,11 +41,22 @@ def client(messages):
     print(1.5)
 
 
+def streams(messages):
+    import openai
+
+    client, text = openai.OpenAI(max_retries=0).chat.completions, ""
+    for chunk in client.create(model="any", messages=messages, stream=True):
+        text += chunk.choices[0].delta.content or ""
+    reply = {"role": "assistant", "content": text}
+    client.create(model="any", messages=[*messages, reply, {"role": "user", "content": "on"}])
+    print(len(text))
+
+
 def mistakes(messages):
     found = [
         ask(messages, key="another"),
         ask(messages, path="/completions"),
-        ask(messages, stream=True),
+        ask(messages, logprobs=True),
         ask(messages, n=2),
         ask([]),
         ask([{"role": "robot", "content": "a"}]),

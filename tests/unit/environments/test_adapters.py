@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hybridflow.environments.interface import Ask, Failed, Finished, Model, Over
 from hybridflow.environments.loading import load_environment
 from hybridflow.environments.tool_calls import hermes_calls
 from hybridflow.errors import ConfigError
+from tests.unit.environments import foreign_verifiers
 
 FILE = Path(__file__).with_name("foreign_environments.py")
 SCHEMA = {
@@ -179,6 +181,41 @@ def test_verl_tools():
     assert nested.finished.rewards == [0.95]
 
 
+@pytest.fixture
+def stand_in(monkeypatch):
+    """The package of verifiers, as the file below has it."""
+    for name in ("verifiers.v1", "verifiers.v1.utils.generic"):
+        monkeypatch.setitem(sys.modules, name, foreign_verifiers)
+
+
+SUMS = f"{Path(foreign_verifiers.__file__)}:Sums"
+
+
+@pytest.mark.parametrize(("reply", "reward"), [("4", 1.0), ("5", 0.0)])
+def test_a_task_set_of_verifiers(stand_in, reply, reward):
+    found = Played(SUMS, [reply], task=2, settings={"agent": {"max_turns": 1}})
+    assert found.finished.rewards == [reward] and found.shown(0) == ["2+2="]
+    assert found.finished.info == {"asked": 1.0, "correct": reward}
+
+
+@pytest.mark.parametrize(
+    ("task", "turns", "replies", "says"),
+    [
+        (None, 1, [], "the task None"),
+        (3, 1, [], "the task set has 3 tasks"),
+        (1, 0, [], "without a reply of the model"),
+    ],
+)
+def test_a_task_of_verifiers_that_cannot_be_played_says_why(stand_in, task, turns, replies, says):
+    ended = Played(SUMS, replies, task=task, settings={"agent": {"max_turns": turns}}).ended
+    assert isinstance(ended, Failed) and says in ended.reason
+
+
+def test_an_agent_of_verifiers_that_fails_at_a_limit_gets_no_reward(stand_in):
+    found = Played(SUMS, [], task=0, settings={"agent": {"max_turns": 1}})
+    assert found.finished.info == {"over": "max_turns"}
+
+
 def _real(module: str) -> None:
     """Skips if a package is not installed; the forms above cover the same code."""
     try:
@@ -191,6 +228,31 @@ def test_a_real_game_of_textarena():
     _real("textarena")
     found = Played("textarena.make", ["[3]", "[10]"], settings={"env_id": "GuessTheNumber-v0"}, seed=3)
     assert isinstance(found.ended, Finished | Failed) and "number" in found.shown(0)[0]
+
+
+def test_a_real_task_set_of_verifiers(tmp_path):
+    _real("verifiers.v1")
+    (tmp_path / "sums.py").write_text(
+        "import verifiers.v1 as vf\n"
+        "class Data(vf.TaskData):\n"
+        "    answer: str = ''\n"
+        "class Sum(vf.Task[Data]):\n"
+        "    @vf.reward\n"
+        "    async def correct(self, trace: vf.Trace) -> float:\n"
+        "        return float(trace.last_reply == self.data.answer)\n"
+        "class Config(vf.TasksetConfig):\n"
+        "    highest: int = 3\n"
+        "class Sums(vf.Taskset[Sum, Config]):\n"
+        "    def load(self):\n"
+        "        for number in range(self.config.highest):\n"
+        "            yield Sum(Data(prompt=f'{number}+{number}=', answer=str(2 * number)), self.config.task)\n"
+    )
+    name = f"{tmp_path}/sums.py:Sums"
+    found = Played(name, ["8"], task=4, settings={"taskset": {"highest": 5}})
+    assert found.finished.rewards == [1.0] and found.shown(0) == ["4+4="]
+    assert found.finished.info == {"correct": 1.0}
+    failed = Played(name, ["8"], task=4).ended
+    assert isinstance(failed, Failed) and "has 3 tasks" in failed.reason
 
 
 def test_a_real_environment_of_gem():

@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hybridflow.environments.interface import Message, Reply, Tool
 from hybridflow.environments.messages import ROLES
@@ -42,6 +41,40 @@ class Question:
     streams_usage: bool
 
 
+@dataclass(frozen=True)
+class Completion:
+    """A reply in the form of OpenAI's API."""
+
+    name: str
+    message: Message
+    calls: list[dict[str, object]]
+    finish_reason: str
+    usage: dict[str, int]
+
+    def response(self) -> bytes:
+        """The body of a response that is not streamed."""
+        choice = {"index": 0, "message": self.message, "finish_reason": self.finish_reason, "logprobs": None}
+        return self._packed("chat.completion", [choice], usage=self.usage)
+
+    def events(self, *, with_usage: bool) -> bytes:
+        """Server-sent events: the whole reply in the first, then how it ended, and the usage if it is wanted."""
+        delta: Message = dict(self.message)
+        if self.calls:
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(self.calls)]
+        kind = "chat.completion.chunk"
+        chunks = [
+            self._packed(kind, [{"index": 0, "delta": delta, "finish_reason": None}]),
+            self._packed(kind, [{"index": 0, "delta": {}, "finish_reason": self.finish_reason}]),
+        ]
+        if with_usage:
+            chunks.append(self._packed(kind, [], usage=self.usage))
+        return b"".join(b"data: %b\n\n" % chunk for chunk in [*chunks, b"[DONE]"])
+
+    def _packed(self, kind: str, choices: list[dict[str, object]], **more: object) -> bytes:
+        common = {"id": self.name, "object": kind, "created": int(time.time()), "model": "policy"}
+        return json.dumps({**common, "choices": choices, **more}).encode()
+
+
 class ChatCompletions:
     """The requests of one episode.
 
@@ -76,9 +109,9 @@ class ChatCompletions:
         streams_usage = isinstance(options, dict) and bool(options.get("include_usage"))
         return Question(known, tools, bool(request.get("stream")), streams_usage)
 
-    def answer(self, reply: Reply) -> dict[str, object]:
-        """The response with a reply."""
-        calls = []
+    def answer(self, reply: Reply) -> Completion:
+        """The completion with a reply."""
+        calls: list[dict[str, object]] = []
         for call in reply.calls if "tool_calls" in reply.message else ():
             function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
             calls.append({"id": f"call{self._num_calls:05}", "type": "function", "function": function})
@@ -92,22 +125,10 @@ class ChatCompletions:
             message["tool_calls"] = calls
         self._replies[_key(message)] = reply.message
         self._num_replies += 1
+        ending = "tool_calls" if calls else "length" if reply.is_truncated else "stop"
         tokens = reply.num_prompt_tokens, reply.num_tokens
-        return {
-            "id": f"chatcmpl-{self._num_replies}",
-            "object": "chat.completion",
-            "created": int(time.time()),
-            "model": "policy",
-            "choices": [
-                {
-                    "index": 0,
-                    "message": message,
-                    "finish_reason": "tool_calls" if calls else "length" if reply.is_truncated else "stop",
-                    "logprobs": None,
-                }
-            ],
-            "usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)},
-        }
+        usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
+        return Completion(f"chatcmpl-{self._num_replies}", message, calls, ending, usage)
 
     def _message(self, given: object, number: int) -> Message:
         """A message as chat templates expect it."""
@@ -120,23 +141,6 @@ class ChatCompletions:
         if given.get("tool_calls"):
             message["tool_calls"] = [_call(call, number) for call in given["tool_calls"]]
         return self._replies.get(_key(message), message)
-
-
-def as_events(response: Mapping[str, Any], *, with_usage: bool) -> bytes:
-    """A response as server-sent events: the whole reply in the first, then how it ended, and the usage if wanted."""
-    (choice,) = response["choices"]
-    delta = dict(choice["message"])
-    if "tool_calls" in delta:
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
-    parts: list[list[dict]] = [
-        [{"index": 0, "delta": delta, "finish_reason": None}],
-        [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}],
-    ]
-    common = {name: value for name, value in response.items() if name != "usage"} | {"object": "chat.completion.chunk"}
-    chunks: list[dict] = [{**common, "choices": part} for part in parts]
-    if with_usage:
-        chunks.append({**common, "choices": [], "usage": response["usage"]})
-    return "".join(f"data: {line}\n\n" for line in [*map(json.dumps, chunks), "[DONE]"]).encode()
 
 
 def _object(body: bytes) -> dict:

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import TracebackType
 
-from hybridflow.environments.chat_completions import ChatCompletions, RequestError, as_events
+from hybridflow.environments.chat_completions import ChatCompletions, RequestError
 from hybridflow.environments.interface import EpisodeOver, Model
 from hybridflow.errors import EpisodeError
 
@@ -82,7 +82,7 @@ class Endpoint:
             if not asked.done() and is_gone():
                 asked.cancel()  # clients close the connection at their time limit, and send the request again
         try:
-            response = self._chat.answer(asked.result())
+            completion = self._chat.answer(asked.result())
         except EpisodeError as error:
             raise RequestError(str(error)) from error
         except EpisodeOver as over:
@@ -94,8 +94,8 @@ class Endpoint:
         except concurrent.futures.CancelledError as error:
             raise RequestError("The episode has ended.", status=HTTPStatus.GONE, code="episode_ended") from error
         if question.is_streamed:
-            return as_events(response, with_usage=question.streams_usage), _EVENTS
-        return json.dumps(response).encode(), _JSON
+            return completion.events(with_usage=question.streams_usage), _EVENTS
+        return completion.response(), _JSON
 
 
 class _Server(ThreadingHTTPServer):

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from hybridflow.environments.adapters.interface import Adapter, Make, Methods
 from hybridflow.environments.endpoint import Endpoint
@@ -68,8 +68,8 @@ def _task_set(make: Make, settings: Mapping[str, object]) -> Iterable[object]:
     """The task set, made with its own kind of configuration if it is a class."""
     if not inspect.isclass(make):
         return make(**settings)  # pyright: ignore[reportReturnType]
-    base: Callable[..., object] = _member("TasksetConfig")
-    kind = _member("concrete_type", "utils.generic")(make, base, origin=_member("Taskset")) or base
+    base = _member("TasksetConfig")
+    kind: Make = _member("concrete_type", "utils.generic")(make, base, origin=_member("Taskset")) or base  # pyright: ignore[reportAssignmentType]
     return make(kind(**settings))  # pyright: ignore[reportReturnType, reportCallIssue]
 
 
@@ -78,10 +78,11 @@ def _agent(endpoint: Endpoint, settings: Mapping[str, object]) -> _Agent:
     os.environ |= endpoint.variables  # a process runs one episode at a time
     client = {"type": "eval", "base_url": endpoint.variables["OPENAI_BASE_URL"], "api_key_var": "OPENAI_API_KEY"}
     given = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}, **settings}
-    return _member("Agent")(_member("AgentConfig")(**given, model="policy", client=client))
+    config = _member("AgentConfig")(**given, model="policy", client=client)
+    return _member("Agent")(config)  # pyright: ignore[reportReturnType]
 
 
-def _member(name: str, module: str = "") -> Any:
+def _member(name: str, module: str = "") -> Make:
     """A class or function of verifiers, which the user's task set has imported."""
     return vars(sys.modules[f"verifiers.v1.{module}".rstrip(".")])[name]
 

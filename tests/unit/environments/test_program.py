@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hybridflow.config.environment import EnvironmentSettings
-from hybridflow.environments.chat_completions import ChatCompletions, as_events
+from hybridflow.environments.chat_completions import ChatCompletions
 from hybridflow.environments.interface import Reply
 from hybridflow.environments.loading import load_environment
 from hybridflow.errors import ConfigError, EpisodeError
@@ -49,15 +49,15 @@ def test_openais_client_understands_streams(tokenizer):
 def test_a_stream_has_tool_calls_by_their_position_and_the_usage_if_it_is_wanted():
     call = {"name": "add", "arguments": {"a": 1}}
     said = {"role": "assistant", "content": "", "tool_calls": []}
-    response = ChatCompletions().answer(Reply("", said, [call, call], num_prompt_tokens=3, num_tokens=2))
-    *lines, last = as_events(response, with_usage=True).decode().strip().split("\n\n")
+    completion = ChatCompletions().answer(Reply("", said, [call, call], num_prompt_tokens=3, num_tokens=2))
+    *lines, last = completion.events(with_usage=True).decode().strip().split("\n\n")
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert last == "data: [DONE]" and {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     (first,), (end,) = (chunk["choices"] for chunk in chunks[:2])
     assert [each["index"] for each in first["delta"]["tool_calls"]] == [0, 1]
     assert first["finish_reason"] is None and end["finish_reason"] == "tool_calls"
     assert chunks[2]["choices"] == [] and chunks[2]["usage"]["total_tokens"] == 5
-    assert as_events(response, with_usage=False).decode().count("data:") == 3
+    assert completion.events(with_usage=False).decode().count("data:") == 3
 
 
 def test_requests_that_cannot_be_answered_say_why(tokenizer, tmp_path):

@@ -10,8 +10,8 @@ _NUMBER = re.compile(r"\d+")
 class GuessNumber:
     """The model guesses a number from 1 to `highest`, at most `guesses` times, and learns if it is lower or higher.
 
-    The reward of the last step is 1 for the right number, less `cost` for each guess before it, and 0 if it is never
-    found. Bisection is optimal. A reply without a number counts as a wrong guess.
+    The right number is rewarded with 1, and each wrong guess costs `cost`. The last wrong guess gives these costs back:
+    an episode returns 0 if the number is not found. Bisection is optimal. A reply without a number is a wrong guess.
     """
 
     def __init__(self, highest: int = 15, guesses: int = 6, cost: float = 0.1) -> None:
@@ -33,9 +33,8 @@ class GuessNumber:
         guess = int(found[0]) if found else None
         info = {"is_found": guess == self._number, "guesses": self._asked}
         if guess == self._number:
-            return "right", max(0.0, 1.0 - self._cost * (self._asked - 1)), True, info
+            return "right", 1.0, True, info
         if self._asked == self._guesses:
-            return "over", 0.0, True, info
-        if guess is None:
-            return "number?", 0.0, False, info
-        return "lower" if self._number < guess else "higher", 0.0, False, info
+            return "over", self._cost * (self._asked - 1), True, info
+        answer = "number?" if guess is None else "lower" if self._number < guess else "higher"
+        return answer, -self._cost, False, info

@@ -19,12 +19,13 @@ def bisected(highest: int, guesses: int, cost: float, number: int) -> float:
     """The return of bisection for one number."""
     game = GuessNumber(highest, guesses, cost)
     assert game.reset({"number": number}, seed=0) is None
-    low, high = 1, highest
+    low, high, total = 1, highest, 0.0
     while True:
         guess = (low + high) // 2
         observation, reward, is_done, _ = game.step(str(guess))
+        total += reward
         if is_done:
-            return reward
+            return total
         low, high = (low, guess - 1) if observation == "lower" else (guess + 1, high)
 
 
@@ -37,8 +38,8 @@ def test_bisection_reaches_the_optimum_of_guess_the_number(highest, guesses, cos
 def test_a_reply_without_a_number_is_a_wrong_guess():
     game = GuessNumber(guesses=2)
     game.reset({"number": 5}, seed=0)
-    assert game.step("none")[:3] == ("number?", 0.0, False)
-    assert game.step("four")[:3] == ("over", 0.0, True)
+    assert game.step("none")[:3] == ("number?", -0.1, False)
+    assert game.step("four")[:3] == ("over", 0.1, True)
     game.reset({"number": 5}, seed=0)
     assert game.step("I guess 5, not 7")[1:3] == (1.0, True)
 

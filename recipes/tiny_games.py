@@ -46,6 +46,8 @@ TEMPLATE = """\
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
 """
 NUM_TRACES = 4000
+MORE_TRACES = {"calculator": 3}
+"""How many times as many episodes a game has: to call the calculator, the model must learn to copy numbers."""
 
 
 def make_data(directory: Path) -> None:
@@ -86,7 +88,7 @@ def make_traces(directory: Path) -> None:
     lines: list[str] = []
     for game in PLAYERS:
         rows = [json.loads(line) for line in (directory / f"{game}.jsonl").read_text().splitlines()]
-        for _ in range(NUM_TRACES):
+        for _ in range(NUM_TRACES * MORE_TRACES.get(game, 1)):
             lines += [json.dumps({"messages": each}) for each in asyncio.run(traces(game, draw.choice(rows), draw))]
     draw.shuffle(lines)
     (directory / "traces.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -121,7 +123,7 @@ def make_weights(out: Path, overrides: list[str]) -> None:
         f"model.path={out / 'fresh'}",
         f"data.train_files=[{out / 'traces.jsonl'}]",
         f"trainer.run_dir={out / 'run'}",
-        "trainer={total_steps: 400, threads: 1, save_every: 400}",
+        "trainer={total_steps: 600, threads: 1, save_every: 600}",
         "data={batch_size: 128, max_prompt_tokens: 16, max_response_tokens: 240}",
         "actor.optimizer={learning_rate: 2e-3, warmup_steps: 20, schedule: linear}",
     ]

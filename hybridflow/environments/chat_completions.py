@@ -4,7 +4,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hybridflow.environments.interface import Message, Reply, Tool
 from hybridflow.environments.messages import ROLES
@@ -45,11 +45,11 @@ class Question:
 class Completion:
     """A reply in the form of OpenAI's API."""
 
-    name: str
+    id: str
     message: Message
-    calls: list[dict[str, object]]
     finish_reason: str
     usage: dict[str, int]
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def response(self) -> bytes:
         """The body of a response that is not streamed."""
@@ -58,20 +58,20 @@ class Completion:
 
     def events(self, *, with_usage: bool) -> bytes:
         """Server-sent events: the whole reply in the first, then how it ended, and the usage if it is wanted."""
-        delta: Message = dict(self.message)
-        if self.calls:
-            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(self.calls)]
-        kind = "chat.completion.chunk"
+        delta, calls = dict(self.message), self.message.get("tool_calls")
+        if isinstance(calls, list):
+            delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+        kind, no_usage = "chat.completion.chunk", {"usage": None} if with_usage else {}
         chunks = [
-            self._packed(kind, [{"index": 0, "delta": delta, "finish_reason": None}]),
-            self._packed(kind, [{"index": 0, "delta": {}, "finish_reason": self.finish_reason}]),
+            self._packed(kind, [{"index": 0, "delta": delta, "finish_reason": None}], **no_usage),
+            self._packed(kind, [{"index": 0, "delta": {}, "finish_reason": self.finish_reason}], **no_usage),
         ]
         if with_usage:
             chunks.append(self._packed(kind, [], usage=self.usage))
         return b"".join(b"data: %b\n\n" % chunk for chunk in [*chunks, b"[DONE]"])
 
     def _packed(self, kind: str, choices: list[dict[str, object]], **more: object) -> bytes:
-        common = {"id": self.name, "object": kind, "created": int(time.time()), "model": "policy"}
+        common = {"id": self.id, "object": kind, "created": self.created, "model": "policy"}
         return json.dumps({**common, "choices": choices, **more}).encode()
 
 
@@ -128,7 +128,7 @@ class ChatCompletions:
         ending = "tool_calls" if calls else "length" if reply.is_truncated else "stop"
         tokens = reply.num_prompt_tokens, reply.num_tokens
         usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
-        return Completion(f"chatcmpl-{self._num_replies}", message, calls, ending, usage)
+        return Completion(f"chatcmpl-{self._num_replies}", message, ending, usage)
 
     def _message(self, given: object, number: int) -> Message:
         """A message as chat templates expect it."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,8 +19,8 @@ REPLY = "zReplyOfTheModelz"
 THOUGHT = "zThoughtOfTheModelz"
 """Placeholders for sampled text. The text of a reply is never rendered, because its token ids are known."""
 
-KNOWN_TEXTS = 1024
-"""How many conversations and texts are remembered: episodes of a prompt begin alike, and observations recur."""
+LONGEST_KNOWN = 4096
+"""Conversations and texts of at most so many characters are rendered and encoded once: short ones recur."""
 
 
 class Continuation(StrEnum):
@@ -61,12 +61,15 @@ class ConversationFormat:
         added = tokenizer.added_tokens_decoder.items()
         self._special_ids = frozenset(number for number, token in added if token.special) - self.end_ids
         self._end_texts = [str(tokenizer.convert_ids_to_tokens(token)) for token in sorted(self.end_ids)]
-        self._known_text = lru_cache(KNOWN_TEXTS)(lambda conversation: self._rendered(*json.loads(conversation)))
-        self._known_ids = lru_cache(KNOWN_TEXTS)(lambda text: self._ids(text, add_special_tokens=False))
+        self._known_texts: dict[str, str] = {}
+        """Rendered conversations, by their messages and tools as JSON."""
 
-    def forget_texts(self) -> None:
-        """Renders all conversations again from now on: templates may show the date, for example."""
-        self._known_text.cache_clear()
+        self._known_ids: dict[str, list[int]] = {}
+
+    def clear_cache(self) -> None:
+        """Clears the cache of rendered conversations and encoded texts; a template may show the date, for example."""
+        self._known_texts.clear()
+        self._known_ids.clear()
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """The text of a conversation up to where the next reply begins.
@@ -76,10 +79,14 @@ class ConversationFormat:
         if not self._is_chat:
             return "".join(str(message["content"]) for message in messages)
         try:
-            conversation = json.dumps([[*messages], [*tools]])
-        except (TypeError, ValueError):  # such as the objects of images, for a template that shows them
+            key = json.dumps([[*messages], [*tools]])
+        except (TypeError, ValueError, RecursionError):  # such as the objects of images, for a template that shows them
             return self._rendered(messages, tools)
-        return self._known_text(conversation)
+        if len(key) > LONGEST_KNOWN:
+            return self._rendered(messages, tools)
+        if key not in self._known_texts:
+            self._known_texts[key] = self._rendered(messages, tools)
+        return self._known_texts[key]
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Token ids of a whole prompt, for a conversation without a reply whose tokens are known."""
@@ -97,10 +104,10 @@ class ConversationFormat:
         if text is None:
             return None
         has_ended = reply_ids[-1] in self.end_ids
-        ids = self._known_ids(text.lstrip() if has_ended else text)
+        ids = self._continuation_ids(text.lstrip() if has_ended else text)
         most = min(len(self._leading_marks(ids)), len(reply_ids))
         same = next((size for size in range(most, 0, -1) if [*reply_ids[-size:]] == ids[:size]), 0)
-        return ids[same:] if same or not has_ended else [*self._known_ids(text)]
+        return ids[same:] if same or not has_ended else self._continuation_ids(text)
 
     def decoded(self, ids: Sequence[int]) -> str:
         """The text of a reply without the tokens that end a turn; other special tokens are kept, for parsers."""
@@ -203,6 +210,13 @@ class ConversationFormat:
             return ids
         size = len(self._turn_end)
         return ids[:-size] if size and [*ids[-size:]] == self._turn_end else ids[:-1]
+
+    def _continuation_ids(self, text: str) -> list[int]:
+        if len(text) > LONGEST_KNOWN:
+            return self._ids(text, add_special_tokens=False)
+        if text not in self._known_ids:
+            self._known_ids[text] = self._ids(text, add_special_tokens=False)
+        return [*self._known_ids[text]]
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return text_token_ids([text], self._tokenizer, add_special_tokens=add_special_tokens)[0]

@@ -10,7 +10,7 @@ from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import described, ending_forks, load_member, named_parameters
 from hybridflow.environments.adapters.factory import adapter_of
-from hybridflow.environments.adapters.interface import methods_of
+from hybridflow.environments.adapters.interface import Adapter, methods_of
 from hybridflow.environments.built_in.factory import BUILT_IN
 from hybridflow.environments.built_in.tools import Tools
 from hybridflow.environments.program import check_program, play_program
@@ -70,14 +70,7 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
         )
     kind = found if inspect.isclass(found) else _made_by(found, config)
     if adapter := adapter_of(kind):
-        logger.info("environment=%s kind='%s'", name, adapter.kind)
-        return LoadedEnvironment(
-            adapter.adapted(found),
-            adapter.is_coroutine,
-            takes_seed=True,
-            is_trusted=False,
-            needs_info=adapter.needs_info,
-        )
+        return _of_another_system(found, adapter, config)
     if not inspect.isclass(found):
         raise ConfigError(
             f"environment={name} is a function that returns a {kind.__name__}, not an environment that hybridflow"
@@ -115,6 +108,19 @@ def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
         )
     environment = LoadedEnvironment(found, is_coroutine=False, takes_seed=False, is_trusted=False)
     return type(made(environment, config))
+
+
+def _of_another_system(
+    found: Callable[..., object], adapter: Adapter, config: EnvironmentSettings
+) -> LoadedEnvironment:
+    logger.info("environment=%s kind='%s'", config.name, adapter.kind)
+    make = adapter.adapted(found)
+    parameters = inspect.signature(make).parameters.values()
+    if all(each.kind is not each.VAR_KEYWORD for each in parameters):
+        _check_names(config, [each.name for each in parameters if each.kind is each.KEYWORD_ONLY])
+    return LoadedEnvironment(
+        make, adapter.is_coroutine, takes_seed=True, is_trusted=False, needs_info=adapter.needs_info
+    )
 
 
 def _coroutine(found: Callable[..., Awaitable], config: EnvironmentSettings, *, is_trusted: bool) -> LoadedEnvironment:

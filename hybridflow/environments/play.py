@@ -96,7 +96,6 @@ class EpisodePlayer:
     def play(self, prompts: Batch, sampler: ReplySampler, *, seed: int, is_evaluation: bool = False) -> Batch:
         """The episodes of the rows, in order; see `episode_columns`. Returns of an evaluation are not discounted."""
         self._check_template(prompts)
-        self._formats[True].forget_texts()
         running = RunningEpisodes(prompts, seed, self._numbers)
         try:
             while running.are_left:
@@ -105,6 +104,9 @@ class EpisodePlayer:
             self._stage.abandon()
             sampler.withdraw()
             raise
+        finally:
+            for each in self._formats.values():
+                each.clear_cache()
         self._note_limits(running)
         counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in _REMEDIES), 0.0)
         counts |= {name: float(count) for name, count in running.counts.items() if count}

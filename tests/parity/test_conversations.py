@@ -21,6 +21,7 @@ STRIDE = 1 << 32
 """Between the sample indices of the turns of a conversation."""
 
 TOKENS = 12
+MOST_TOKENS = TOKENS + 4
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.name)
@@ -45,6 +46,7 @@ class Conversations:
         self.done = [0] * count
         self.ready = list(range(count))
         self.asked: dict[tuple[int, int], list[int]] = {}
+        self.limits: dict[tuple[int, int], int] = {}
         self.answers: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
 
     def _tokens(self, number: int) -> list[int]:
@@ -57,12 +59,14 @@ class Conversations:
 
     def ask(self) -> None:
         self.choice.shuffle(self.ready)
-        chosen, self.ready = self.ready[:2], self.ready[2:]
+        count, limit = self.choice.choice([2, 5]), self.choice.choice([TOKENS, MOST_TOKENS])
+        chosen, self.ready = self.ready[:count], self.ready[count:]
         if chosen:
             names = [(row // 2, row % 2 + self.done[row] * STRIDE) for row in chosen]
             self.asked |= {name: list(self.prompts[row]) for name, row in zip(names, chosen, strict=True)}
+            self.limits |= dict.fromkeys(names, limit)
             rows = batch_of(names, [self.prompts[row] for row in chosen])
-            self.engine.submit(rows, self.sampling, max_response_tokens=TOKENS, seed=0, may_continue=True)
+            self.engine.submit(rows, self.sampling, max_response_tokens=limit, seed=0, may_continue=True)
 
     def poll(self) -> None:
         found = self.engine.poll(max_tokens=self.choice.randint(1, 4))
@@ -78,14 +82,14 @@ class Conversations:
 
     def assert_as_if_read_again(self) -> None:
         names = [*self.answers]
-        expected = self.engine.generate(
-            batch_of(names, [self.asked[name] for name in names]), self.sampling, max_response_tokens=TOKENS, seed=0
-        )
+        prompts = batch_of(names, [self.asked[name] for name in names])
+        expected = self.engine.generate(prompts, self.sampling, max_response_tokens=MOST_TOKENS, seed=0)
         assert len(names) == len(self.prompts) * self.turns
         for index, name in enumerate(names):
             ids, logprobs = self.answers[name]
-            assert ids == expected.tokens("response_ids").row(index).tolist()
-            gap = torch.tensor(logprobs) - expected.tokens("rollout_logprobs").row(index)
+            limit = self.limits[name]
+            assert ids == expected.tokens("response_ids").row(index).tolist()[:limit]
+            gap = torch.tensor(logprobs) - expected.tokens("rollout_logprobs").row(index)[:limit]
             assert float(gap.abs().max()) < EXACT
 
 

@@ -2,7 +2,7 @@
 
 The column `task` of a row has the index of its task in the task set. `environment.settings` has `taskset` and `agent`,
 which are the fields of verifiers' configurations of these names. Without further settings, the model chats without
-tools (the harness `null`), and programs run on this machine (the runtime `subprocess`).
+tools of its own (the harness `null`), and programs run on this machine (the runtime `subprocess`).
 """
 
 import inspect
@@ -16,19 +16,33 @@ from hybridflow.environments.endpoint import Endpoint
 from hybridflow.environments.interface import EpisodeOver, Model
 from hybridflow.errors import EpisodeError
 
+KEY_VARIABLE = "HYBRIDFLOW_ENDPOINT_API_KEY"
+"""Where verifiers' client finds the key of the endpoint; OpenAI's own variables stay as they are, for judges."""
+
 _COLUMN = "task"
+_AT_A_LIMIT = ("HarnessError", "ProviderError")
+"""How an agent fails whose model does not reply any more."""
+
+_INFRASTRUCTURE = ("InterceptionError", "SandboxError", "ToolsetError", "TunnelError")
+_SHOWN_CHARACTERS = 300
+
+
+class _Error(Protocol):
+    type: str
+    message: str
 
 
 class _Reward(Protocol):
-    value: float | None
+    value: float
 
 
 class _Trace(Protocol):
     ok: bool
+    stop_condition: str | None
     reward: float
-    rewards: Mapping[str, "_Reward"]
+    rewards: Mapping[str, _Reward | None]
     metrics: Mapping[str, object]
-    last_error: object
+    last_error: _Error | None
 
 
 class _Agent(Protocol):
@@ -41,7 +55,7 @@ class _Tasks:
     def __init__(self, make: Make) -> None:
         self._make = make
         self._loaded: list[object] = []
-        self._coming: Iterator[object] | None = None
+        self._remaining: Iterator[object] | None = None
 
     def task(self, row: Mapping[str, object], settings: Mapping[str, object]) -> object:
         """The task of a row; raises `EpisodeError` if it names none."""
@@ -51,17 +65,23 @@ class _Tasks:
                 f"a row of the data has the {_COLUMN} {index!r}.",
                 remedy=f"Give each row a column '{_COLUMN}', the index of its task in the task set.",
             )
-        if self._coming is None:
-            self._coming = iter(_task_set(self._make, settings))
-        while len(self._loaded) <= index:
-            task = next(self._coming, None)
-            if task is None:
-                raise EpisodeError(
-                    f"a row of the data has the {_COLUMN} {index}; the task set has {len(self._loaded)} tasks.",
-                    remedy=f"Give each row a column '{_COLUMN}', the index of its task in the task set, from 0.",
-                )
-            self._loaded.append(task)
+        try:
+            self._load(index + 1, settings)
+        except BaseException:
+            self._loaded, self._remaining = [], None  # a generator that has raised yields nothing more
+            raise
+        if index >= len(self._loaded):
+            raise EpisodeError(
+                f"a row of the data has the {_COLUMN} {index}; the task set has {len(self._loaded)} tasks.",
+                remedy=f"Give each row a column '{_COLUMN}', the index of its task in the task set, from 0.",
+            )
         return self._loaded[index]
+
+    def _load(self, count: int, settings: Mapping[str, object]) -> None:
+        if self._remaining is None:
+            self._remaining = iter(_task_set(self._make, settings))
+        while len(self._loaded) < count and (task := next(self._remaining, None)) is not None:
+            self._loaded.append(task)
 
 
 def _task_set(make: Make, settings: Mapping[str, object]) -> Iterable[object]:
@@ -70,13 +90,23 @@ def _task_set(make: Make, settings: Mapping[str, object]) -> Iterable[object]:
         return make(**settings)  # pyright: ignore[reportReturnType]
     base = _member("TasksetConfig")
     kind: Make = _member("concrete_type", "utils.generic")(make, base, origin=_member("Taskset")) or base  # pyright: ignore[reportAssignmentType]
-    return make(kind(**settings))  # pyright: ignore[reportReturnType, reportCallIssue]
+    config = kind(**settings)
+    if make.toolsets(config):  # pyright: ignore[reportAttributeAccessIssue]
+        raise EpisodeError(
+            f"the task set {make.__name__} has tool servers that all tasks share, which are not started here.",
+            remedy="Give them to each task (Task.toolsets).",
+        )
+    return make(config)  # pyright: ignore[reportReturnType, reportCallIssue]
 
 
 def _agent(endpoint: Endpoint, settings: Mapping[str, object]) -> _Agent:
     """An agent of verifiers whose model is that of the endpoint."""
-    os.environ |= endpoint.variables  # a process runs one episode at a time
-    client = {"type": "eval", "base_url": endpoint.variables["OPENAI_BASE_URL"], "api_key_var": "OPENAI_API_KEY"}
+    if own := {"client", "model", "retries"} & settings.keys():
+        raise EpisodeError(
+            f"environment.settings.agent has {sorted(own)[0]}, which the run decides.",
+            remedy="Leave it out; environment.retries starts episodes again.",
+        )
+    client = {"type": "eval", "base_url": endpoint.variables["OPENAI_BASE_URL"], "api_key_var": KEY_VARIABLE}
     given = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}, **settings}
     config = _member("AgentConfig")(**given, model="policy", client=client)
     return _member("Agent")(config)  # pyright: ignore[reportReturnType]
@@ -85,6 +115,35 @@ def _agent(endpoint: Endpoint, settings: Mapping[str, object]) -> _Agent:
 def _member(name: str, module: str = "") -> Make:
     """A class or function of verifiers, which the user's task set has imported."""
     return vars(sys.modules[f"verifiers.v1.{module}".rstrip(".")])[name]
+
+
+async def _played(model: Model, task: object, settings: Mapping[str, object]) -> tuple[_Trace, str | None]:
+    """The trace of a task, and the limit that it has reached."""
+    with Endpoint(model) as endpoint:
+        os.environ[KEY_VARIABLE] = endpoint.variables["OPENAI_API_KEY"]  # a process runs one episode at a time
+        try:
+            return await _agent(endpoint, settings).run(task), endpoint.over
+        finally:
+            del os.environ[KEY_VARIABLE]
+
+
+def _outcome(trace: _Trace, over: str | None) -> tuple[float, dict]:
+    """The reward of a trace, and its rewards and metrics. Raises `EpisodeOver` if it failed because of a limit."""
+    kind, reason = "", f"it stopped: {trace.stop_condition}"
+    if trace.last_error is not None:
+        kind, reason = trace.last_error.type, trace.last_error.message[:_SHOWN_CHARACTERS]
+    if not trace.ok and over is not None and kind in _AT_A_LIMIT:
+        raise EpisodeOver(over)
+    if not trace.ok and kind in _INFRASTRUCTURE:
+        raise OSError(f"{kind}: {reason}")
+    if not trace.ok:
+        raise EpisodeError(f"its agent failed: {kind}: {reason}.", remedy="Fix the task, its harness or its runtime.")
+    rewards = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+    if missing := trace.rewards.keys() - rewards.keys():
+        raise EpisodeError(
+            f"its task has no {', '.join(sorted(missing))}: {reason}.", remedy="Allow more time for its scoring."
+        )
+    return trace.reward, {**trace.metrics, **rewards}
 
 
 def _recognizes(methods: Methods) -> bool:
@@ -102,18 +161,13 @@ def _adapted(make: Make) -> Callable[..., object]:
         taskset: Mapping[str, object] | None = None,
         agent: Mapping[str, object] | None = None,
     ) -> tuple[float, dict]:
-        task = tasks.task(row, taskset or {})
-        with Endpoint(model) as endpoint:
-            trace = await _agent(endpoint, agent or {}).run(task)
-        if not trace.ok and endpoint.over is not None:
-            raise EpisodeOver(endpoint.over)
-        if not trace.ok:
-            raise EpisodeError(f"its agent failed: {trace.last_error}", remedy="Fix the task, its harness or runtime.")
+        trace, over = await _played(model, tasks.task(row, taskset or {}), agent or {})
+        outcome = _outcome(trace, over)
         if not model.num_replies:
             raise EpisodeError(
                 "its agent ended without a reply of the model.", remedy="Use a harness that asks for one."
             )
-        return trace.reward, {**trace.metrics, **{name: reward.value for name, reward in trace.rewards.items()}}
+        return outcome
 
     return episode
 

@@ -9,11 +9,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any
+
+import psutil
 
 from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
@@ -93,6 +95,10 @@ def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
 
 def _ended(process: int) -> int:
     """Kills a process and what it started; returns its exit status, negative for a signal."""
+    with suppress(psutil.NoSuchProcess):
+        for started in psutil.Process(process).children(recursive=True):  # also those with sessions of their own
+            with suppress(psutil.NoSuchProcess):
+                started.kill()
     try:
         os.killpg(process, signal.SIGKILL)
     except ProcessLookupError:  # it has not called setsid yet

@@ -22,6 +22,10 @@ class Taskset(Generic[Config]):
     def __iter__(self):
         return iter(self.load())
 
+    @classmethod
+    def toolsets(cls, config):
+        return ["a server"] if config.highest == 99 else []
+
     def load(self): ...
 
     def include(self): ...
@@ -45,6 +49,7 @@ class Agent:
 
     async def run(self, task):
         trace = types.SimpleNamespace(ok=True, reward=0.0, rewards={}, metrics={"asked": 0.0}, last_error=None)
+        trace.stop_condition = "agent_completed"
         if self.config.max_turns == 0:
             return trace
         client = openai.AsyncOpenAI(
@@ -60,9 +65,17 @@ class Agent:
                 text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
                 usage = chunk.usage or usage
         except openai.BadRequestError as error:
-            trace.ok, trace.last_error = False, error
+            failure = types.SimpleNamespace(type="ProviderError", message=str(error))
+            trace.ok, trace.last_error = False, failure
             return trace
         assert usage is not None
+        assert "OPENAI_API_KEY" not in os.environ or not os.environ["OPENAI_API_KEY"].startswith("hf-")
+        if text in ("SandboxError", "TaskError"):
+            trace.ok, trace.last_error = False, types.SimpleNamespace(type=text, message="gone")
+            return trace
+        if text == "late":
+            trace.rewards, trace.stop_condition = {"correct": None}, "scoring_timeout"
+            return trace
         trace.metrics["asked"] += 1
         trace.reward = float(text == task.answer)
         trace.rewards["correct"] = types.SimpleNamespace(value=trace.reward)
@@ -78,6 +91,11 @@ class SumsConfig(TasksetConfig): ...
 
 
 class Sums(Taskset[SumsConfig]):
+    is_interrupted = False
+
     def load(self):
+        if self.config.highest == 7 and not Sums.is_interrupted:
+            Sums.is_interrupted = True
+            raise ConnectionError("lost")
         for number in range(self.config.highest):
             yield types.SimpleNamespace(question=f"{number}+{number}=", answer=str(2 * number))

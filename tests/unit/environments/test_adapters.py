@@ -199,16 +199,45 @@ def test_a_task_set_of_verifiers(stand_in, reply, reward):
 
 
 @pytest.mark.parametrize(
-    ("task", "turns", "replies", "says"),
+    ("task", "settings", "replies", "says"),
     [
-        (None, 1, [], "the task None"),
-        (3, 1, [], "the task set has 3 tasks"),
-        (1, 0, [], "without a reply of the model"),
+        (None, {}, [], "the task None"),
+        (3, {}, [], "the task set has 3 tasks"),
+        (1, {"agent": {"max_turns": 0}}, [], "without a reply of the model"),
+        (1, {"agent": {"max_turns": 1, "retries": {}}}, [], "has retries, which the run decides"),
+        (1, {"taskset": {"highest": 99}}, [], "has tool servers that all tasks share"),
+        (1, {}, ["TaskError"], "its agent failed: TaskError: gone"),
+        (1, {}, ["late"], "its task has no correct: it stopped: scoring_timeout"),
     ],
 )
-def test_a_task_of_verifiers_that_cannot_be_played_says_why(stand_in, task, turns, replies, says):
-    ended = Played(SUMS, replies, task=task, settings={"agent": {"max_turns": turns}}).ended
-    assert isinstance(ended, Failed) and says in ended.reason
+def test_a_task_of_verifiers_that_cannot_be_played_says_why(stand_in, task, settings, replies, says):
+    ended = Played(SUMS, replies, task=task, settings={"agent": {"max_turns": 1}} | settings).ended
+    assert isinstance(ended, Failed) and says in ended.reason and not ended.is_infrastructure
+
+
+def test_what_interrupts_an_agent_of_verifiers_or_its_task_set_is_tried_again(stand_in):
+    settings = {"agent": {"max_turns": 1}}
+    ended = Played(SUMS, ["SandboxError"], task=1, settings=settings).ended
+    assert isinstance(ended, Failed) and ended.is_infrastructure and "gone" in ended.reason
+    config = EnvironmentSettings(name=SUMS, settings=settings | {"taskset": {"highest": 7}})
+    environment = load_environment(config)
+
+    def played() -> Finished | Failed:
+        async def exchange(ask: Ask) -> Reply:
+            return Reply("12", {"role": "assistant", "content": "12"})
+
+        row = {"prompt": [{"role": "user", "content": "Begin."}], "task": 6}
+        return asyncio.run(run_episode(environment, config, Start(row, 0), Model(exchange)))
+
+    first, second = played(), played()
+    assert isinstance(first, Failed) and first.is_infrastructure
+    assert isinstance(second, Finished) and second.rewards == [1.0]
+
+
+def test_a_setting_that_a_task_set_of_verifiers_lacks_is_refused_before_the_run(stand_in):
+    with pytest.raises(ConfigError, match="no setting 'tasksets'") as error:
+        load_environment(EnvironmentSettings(name=SUMS, settings={"tasksets": {}}))
+    assert "taskset" in error.value.remedy
 
 
 def test_an_agent_of_verifiers_that_fails_at_a_limit_gets_no_reward(stand_in):

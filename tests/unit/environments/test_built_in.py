@@ -44,6 +44,19 @@ def test_a_reply_without_a_number_is_a_wrong_guess():
     assert game.step("I guess 5, not 7")[1:3] == (1.0, True)
 
 
+def test_an_episode_that_does_not_find_the_number_returns_0():
+    game = GuessNumber(guesses=4)
+    game.reset({"number": 5}, seed=0)
+    assert sum(game.step("1")[1] for _ in range(4)) == 0.0
+    game.reset({"number": 5}, seed=0)
+    assert sum(game.step("1")[1] for _ in range(3)) + game.over() == 0.0
+
+
+def test_guesses_that_cost_more_than_they_can_win_are_refused():
+    with pytest.raises(ValueError, match="cost=0.6"):
+        GuessNumber(guesses=3, cost=0.6)
+
+
 def test_the_seed_draws_the_number():
     def answers(seed):
         game = GuessNumber(100)

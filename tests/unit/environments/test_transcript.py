@@ -246,3 +246,37 @@ def with_template(tokenizer, template):
     other = copy(tokenizer)
     other.chat_template = template
     return other
+
+
+def test_known_texts_are_rendered_again_once_the_cache_is_cleared():
+    tokenizer = copy(tokenizer_of("llama2"))
+    text_format = ConversationFormat(tokenizer, [end_id("llama2")], is_chat=True)
+    greeting = [{"role": "user", "content": "Hello"}]
+    before = text_format.prompt_text(greeting)
+    tokenizer.chat_template = "today: {{ messages[0].content }}"
+    assert text_format.prompt_text(greeting) == before
+    text_format.clear_cache()
+    assert text_format.prompt_text(greeting) == "today: Hello"
+
+
+def test_messages_that_json_cannot_represent_and_long_ones_are_rendered_each_time():
+    tokenizer = copy(tokenizer_of("llama2"))
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    text_format = ConversationFormat(tokenizer, [end_id("llama2")], is_chat=True)
+    for content in ("x" * 5000, [{"image": object}]):
+        first = text_format.prompt_text([{"role": "user", "content": content}])
+        tokenizer.chat_template = f"again {tokenizer.chat_template}"
+        assert text_format.prompt_text([{"role": "user", "content": content}]) == f"again {first}"
+
+
+def test_a_refused_conversation_stays_refused():
+    text_format = format_of("llama2")
+    for _ in range(2):
+        with pytest.raises(DataError, match="the role 'asistant'"):
+            text_format.prompt_text([{"role": "asistant", "content": "x"}])
+
+
+def test_the_ids_of_a_continuation_belong_to_the_caller():
+    text_format = format_of("llama2")
+    found = [text_format._continuation_ids("next") for _ in range(2)]
+    assert found[0] == found[1] and found[0] is not found[1]

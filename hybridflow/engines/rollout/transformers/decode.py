@@ -203,9 +203,10 @@ class Decoding:
 
     @torch.inference_mode()
     def resume(self, requests: Sequence[Request], *, max_unread_tokens: int) -> Sequence[Request]:
-        """Continues finished requests that prompts of others begin with; returns the requests without such a beginning.
+        """Continues finished requests whose prompt and response are a prefix of a new request's prompt.
 
-        The rest of a prompt is read token by token, while other requests draw theirs, and must not be too long.
+        Returns the new requests for which there is none. The rest of a prompt is read token by token, while other
+        requests draw theirs, and must not be too long.
         """
         resting: dict[int, dict[int, bytes]] = {}
         for row, kept in self._resting.items():
@@ -215,8 +216,8 @@ class Decoding:
         for request in requests:
             prompt, known = request.prompt.numpy().tobytes(), resting.get(request.name[0], {})
             least = len(prompt) - max_unread_tokens * TOKEN_BYTES
-            found = (row for row, sequence in known.items() if prompt.startswith(sequence) and len(sequence) >= least)
-            if (row := next(found, None)) is None:
+            found = [row for row, sequence in known.items() if prompt.startswith(sequence) and len(sequence) >= least]
+            if (row := max(found, key=lambda row: len(known[row]), default=None)) is None:
                 left.append(request)
             else:
                 continued[row] = request, len(known.pop(row)) // TOKEN_BYTES

@@ -99,7 +99,8 @@ class Training(Section):
     """Prompts per optimizer step, over all devices; null uses the whole batch."""
 
     microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
-    """Maximum number of tokens per forward pass on each device. Lower it if memory runs out; results do not change."""
+    """Maximum number of tokens per forward pass on each device; on CPUs, a pass has at most 4,096. Lower it if memory
+    runs out; results do not change."""
 
     share_prefixes: bool = True
     """Compute a prefix that sequences of a microbatch have in common only once, such as the prompt of a group. It

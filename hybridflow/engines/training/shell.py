@@ -50,6 +50,10 @@ logger = logging.getLogger(__name__)
 _SPARE_FRACTION = 0.1
 """The fraction of a node's memory that copies leave free; Ray ends processes when 95% is used."""
 
+MOST_TOKENS_ON_CPU = 4096
+"""Maximum number of tokens per pass on a CPU. The C library returns larger temporary tensors to the operating system
+after each operation, and getting new pages takes longer than most operations."""
+
 
 class OffloadedOptimizer(Protocol):
     """An optimizer whose state can be in host memory between steps."""
@@ -218,10 +222,11 @@ class EngineShell(ABC, Generic[OptimizerT]):
         Dummies fill them up to the largest number on any data-parallel rank (`in_step`), and to whole rounds of
         `rounds_of` microbatches.
         """
+        most_tokens = self._training.microbatch_tokens
         make = partial(
             make_microbatches,
             batch,
-            budget_tokens=self._training.microbatch_tokens,
+            budget_tokens=min(most_tokens, MOST_TOKENS_ON_CPU) if self.device.type == "cpu" else most_tokens,
             device=self.device,
             multiple_of=multiple_of,
             shares_prefixes=self._training.share_prefixes and self._is_packed,

@@ -45,9 +45,7 @@ TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}
 """
-NUM_TRACES = 4000
-MORE_TRACES = {"calculator": 3}
-"""How many times as many episodes a game has: to call the calculator, the model must learn to copy numbers."""
+NUM_TRACES = 4000  # of the calculator three times as many: to call it, the model must learn to copy numbers
 
 
 def make_data(directory: Path) -> None:
@@ -88,7 +86,7 @@ def make_traces(directory: Path) -> None:
     lines: list[str] = []
     for game in PLAYERS:
         rows = [json.loads(line) for line in (directory / f"{game}.jsonl").read_text().splitlines()]
-        for _ in range(NUM_TRACES * MORE_TRACES.get(game, 1)):
+        for _ in range(NUM_TRACES * (3 if game == "calculator" else 1)):
             lines += [json.dumps({"messages": each}) for each in asyncio.run(traces(game, draw.choice(rows), draw))]
     draw.shuffle(lines)
     (directory / "traces.jsonl").write_text("".join(f"{line}\n" for line in lines))

@@ -1,10 +1,11 @@
 """The text of conversations: how a prompt begins, and what is appended to it after each reply."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,6 +15,8 @@ from hybridflow.data.tokenization import text_token_ids
 from hybridflow.environments.interface import Message, Tool
 from hybridflow.environments.messages import ROLES
 from hybridflow.errors import DataError
+
+T = TypeVar("T")
 
 REPLY = "zReplyOfTheModelz"
 THOUGHT = "zThoughtOfTheModelz"
@@ -82,11 +85,7 @@ class ConversationFormat:
             key = json.dumps([[*messages], [*tools]])
         except (TypeError, ValueError, RecursionError):  # such as the objects of images, for a template that shows them
             return self._rendered(messages, tools)
-        if len(key) > LONGEST_KNOWN:
-            return self._rendered(messages, tools)
-        if key not in self._known_texts:
-            self._known_texts[key] = self._rendered(messages, tools)
-        return self._known_texts[key]
+        return _computed_once(self._known_texts, key, lambda: self._rendered(messages, tools))
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Token ids of a whole prompt, for a conversation without a reply whose tokens are known."""
@@ -212,14 +211,19 @@ class ConversationFormat:
         return ids[:-size] if size and [*ids[-size:]] == self._turn_end else ids[:-1]
 
     def _continuation_ids(self, text: str) -> list[int]:
-        if len(text) > LONGEST_KNOWN:
-            return self._ids(text, add_special_tokens=False)
-        if text not in self._known_ids:
-            self._known_ids[text] = self._ids(text, add_special_tokens=False)
-        return [*self._known_ids[text]]
+        return [*_computed_once(self._known_ids, text, lambda: self._ids(text, add_special_tokens=False))]
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return text_token_ids([text], self._tokenizer, add_special_tokens=add_special_tokens)[0]
+
+
+def _computed_once(known: dict[str, T], key: str, compute: Callable[[], T]) -> T:
+    """The value of a key, which is kept in `known` unless the key is long."""
+    if len(key) > LONGEST_KNOWN:
+        return compute()
+    if key not in known:
+        known[key] = compute()
+    return known[key]
 
 
 def placeholder(text: str, num_calls: int = 0) -> Message:

@@ -129,15 +129,15 @@ async def _played(model: Model, task: object, settings: Mapping[str, object]) ->
 
 def _outcome(trace: _Trace, over: str | None) -> tuple[float, dict]:
     """The reward of a trace, and its rewards and metrics. Raises `EpisodeOver` if it failed because of a limit."""
-    kind, reason = "", f"it stopped: {trace.stop_condition}"
-    if trace.last_error is not None:
-        kind, reason = trace.last_error.type, trace.last_error.message[:_SHOWN_CHARACTERS]
+    error, kind, reason = trace.last_error, None, f"it stopped: {trace.stop_condition}"
+    if error is not None:
+        kind, reason = error.type, f"{error.type}: {error.message[:_SHOWN_CHARACTERS]}"
     if not trace.ok and over is not None and kind in _AT_A_LIMIT:
         raise EpisodeOver(over)
     if not trace.ok and kind in _INFRASTRUCTURE:
-        raise OSError(f"{kind}: {reason}")
+        raise OSError(reason)
     if not trace.ok:
-        raise EpisodeError(f"its agent failed: {kind}: {reason}.", remedy="Fix the task, its harness or its runtime.")
+        raise EpisodeError(f"its agent failed: {reason}.", remedy="Fix the task, its harness or its runtime.")
     rewards = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
     if missing := trace.rewards.keys() - rewards.keys():
         raise EpisodeError(

@@ -377,3 +377,23 @@ def test_a_reply_to_another_request_is_an_error_that_names_the_function(forking)
     scorer = RewardScorer(Reward(functions=[f"{forking}:writes"], processes=1))
     with pytest.raises(RewardError, match=r"function 'writes' sent reply 7 instead of reply 1.*os\._exit\(\)"):
         scorer.score(["p"], ["c"], {})
+
+
+STARTS_A_PROGRAM = """
+import pathlib, subprocess, time
+
+def score(prompts, completions, **columns):
+    started = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    pathlib.Path(__file__).with_suffix(".pid").write_text(str(started.pid))
+    time.sleep(600)
+"""
+
+
+def test_a_program_with_a_session_of_its_own_ends_with_the_process_that_started_it(tmp_path):
+    (tmp_path / "starts.py").write_text(STARTS_A_PROGRAM)
+    config = Reward(functions=[f"{tmp_path}/starts.py:score"], timeout_seconds=2)
+    PooledRunner(config, processes=1).run(resolve_functions(config), samples_of(1), allowed_failures=1)
+    started = int((tmp_path / "starts.pid").read_text())
+    left = [psutil.Process(started)] if psutil.pid_exists(started) else []
+    alive = psutil.wait_procs(left, timeout=5)[1]
+    assert not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]

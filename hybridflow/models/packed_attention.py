@@ -108,6 +108,11 @@ def length_dependent_rotations(model: nn.Module) -> list[str]:
     return sorted(kinds & _LENGTH_DEPENDENT_ROPE)
 
 
+def keeps_arguments(model: PreTrainedModel) -> bool:
+    """Whether keyword arguments of the model's forward pass reach its attention."""
+    return model.config.get_text_config().model_type not in _ARGUMENTS_LOST
+
+
 def use_packed_attention(model: PreTrainedModel) -> bool:
     """Switches a model to `packed_attention`: its forward then needs `packing=`, and builds no mask of all tokens.
 
@@ -115,9 +120,8 @@ def use_packed_attention(model: PreTrainedModel) -> bool:
     """
     config = model.config.get_text_config().to_dict()
     layer_types = set(config.get("layer_types") or _LAYER_TYPES)
-    keeps_arguments = config["model_type"] not in _ARGUMENTS_LOST
     if model._is_stateful or not (
-        model._supports_attention_backend and layer_types <= _LAYER_TYPES and keeps_arguments
+        model._supports_attention_backend and layer_types <= _LAYER_TYPES and keeps_arguments(model)
     ):
         return False
     AttentionInterface.register(IMPLEMENTATION, attend)

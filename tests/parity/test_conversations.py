@@ -11,7 +11,7 @@ from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.rollout.interface import RolloutEngine
-from hybridflow.engines.rollout.transformers.engine import MAX_UNREAD_TOKENS, TransformersEngine
+from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from tests.parity.test_interruption import EXACT, SAMPLED
 from tests.toys import toy_model
 
@@ -101,8 +101,7 @@ def batch_of(names: list[tuple[int, int]], prompts: list[list[int]]) -> Batch:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_turns_draw_what_they_draw_if_the_conversation_is_read_again(engine, seed):
-    """Some observations are longer than what is read token by token, and there are more conversations than places."""
-    assert MAX_UNREAD_TOKENS < 60
+    """Observations have 1 to 60 tokens, and there are more conversations than places."""
     conversations = Conversations(engine, seed)
 
     def interrupt() -> None:
@@ -117,22 +116,29 @@ def test_turns_draw_what_they_draw_if_the_conversation_is_read_again(engine, see
     conversations.assert_as_if_read_again()
 
 
-@pytest.mark.parametrize(
-    ("architecture", "settings"), [("llama", {}), ("mistral", {"sliding_window": 7}), ("qwen2", {"attention": "eager"})]
-)
+@pytest.mark.parametrize(("architecture", "settings"), [("llama", {}), ("mistral", {"sliding_window": 7})])
 def test_what_was_read_is_not_read_again(architecture, settings):
-    attention = settings.pop("attention", None)
     model = toy_model(architecture, max_position_embeddings=512, **settings)
-    if attention is not None:
-        model.set_attn_implementation(attention)
     engine = TransformersEngine(model, max_sequences=16, eos_token_ids=ENDS)
-    widths: list[int] = []
-    model.register_forward_pre_hook(
-        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    conversations = Conversations(engine, seed=3, longest=8)
+    shapes: list[torch.Size] = []
+    model.register_forward_pre_hook(lambda _, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True)
+    conversations = Conversations(engine, seed=3)
     conversations.run()
-    assert sum(width > 1 for width in widths) <= len(conversations.prompts)  # the first prompts, and no more
+    read = [tokens for _, tokens in shapes if tokens > 1]
+    turns = [
+        sum(len(ids) for name, ids in conversations.asked.items() if name[1] // STRIDE == turn) for turn in range(4)
+    ]
+    rows = len(conversations.prompts)
+    assert sum(read) <= turns[-1] + rows * len(read) < sum(turns)  # each token once, and one of each row in every step
+    conversations.assert_as_if_read_again()
+
+
+def test_a_model_whose_attention_is_its_own_reads_conversations_again():
+    model = toy_model("qwen2", max_position_embeddings=512)
+    model.set_attn_implementation("eager")
+    engine = TransformersEngine(model, max_sequences=16, eos_token_ids=ENDS)
+    conversations = Conversations(engine, seed=3)
+    conversations.run()
     conversations.assert_as_if_read_again()
 
 

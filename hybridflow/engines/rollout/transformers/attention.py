@@ -1,6 +1,7 @@
 """A model's forward pass in decoding: attention with one query per row, and a cache that grows in place."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -11,6 +12,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from hybridflow.models.packed_attention import keeps_arguments
+
 IMPLEMENTATION = "hybridflow_decoding"
 
 
@@ -20,6 +23,35 @@ def use_decoding_attention(model: PreTrainedModel) -> None:
         AttentionInterface.register(IMPLEMENTATION, decoding_attention)
         AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
         model.config._attn_implementation = IMPLEMENTATION
+
+
+def reads_several_tokens(model: PreTrainedModel) -> bool:
+    """Whether rows of one step may read different numbers of tokens (`Unread`)."""
+    return model.config._attn_implementation == IMPLEMENTATION and keeps_arguments(model)
+
+
+class Unread(NamedTuple):
+    """The tokens of a step in which some rows read several: the last one of each row, then all others, in one sequence.
+
+    E other tokens belong to K of the B rows.
+    """
+
+    rows: Int64[Tensor, " E"]
+    """The row of each other token."""
+
+    readers: Int64[Tensor, " K"]
+    """The rows that read several."""
+
+    at: tuple[Int64[Tensor, " E"], Int64[Tensor, " E"]]
+    """The index of each other token's row among `readers`, and the token's number in its row."""
+
+    @classmethod
+    def of(cls, counts: Sequence[int], rows: Sequence[int], device: torch.device) -> "Unread":
+        """For so many other tokens of each of some rows."""
+        readers, repeats = torch.tensor(rows, device=device), torch.tensor(counts, device=device)
+        index = torch.arange(len(rows), device=device).repeat_interleave(repeats)
+        begins = (repeats.cumsum(0) - repeats)[index]
+        return cls(readers[index], readers, (index, torch.arange(len(index), device=device) - begins))
 
 
 def decoding_attention(
@@ -36,8 +68,12 @@ def decoding_attention(
 
     The queries that share a key-value head are the rows of one small matrix, so grouped keys are not repeated, as they
     are for torch's fused kernel with a mask. On a CPU this takes half the time of that kernel, which is optimized for
-    many queries. `attention_mask` [B, 1, 1, tokens] is True where a query may attend.
+    many queries. `attention_mask` [B, 1, 1, tokens] is True where a query may attend. With the argument `unread`, the
+    queries and the result are one sequence of B + E tokens, as the mask's first dimension.
     """
+    if isinstance(unread := kwargs.get("unread"), Unread):
+        assert attention_mask is not None, "rows that read several tokens have different lengths"
+        return _packed_attention(module, query, key, value, attention_mask, scaling, unread), None
     rows, heads, queries, size = query.shape
     if queries > 1 or position_bias is not None:
         return sdpa_attention_forward(
@@ -50,6 +86,27 @@ def decoding_attention(
         scores = scores.masked_fill(~attention_mask, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
     return torch.matmul(weights, value).reshape(rows, 1, heads, size), None
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None,
+    unread: Unread,
+) -> Float[Tensor, "1 N heads size"]:
+    """The queries of the rows' last tokens as in other steps, and all others padded to the row that reads most."""
+    rows = len(key)
+    packed = query[0].transpose(0, 1)
+    last, _ = decoding_attention(module, packed[:rows, :, None], key, value, attention_mask[:rows], scaling)
+    queries = packed.new_zeros(len(unread.readers), int(unread.at[1].max()) + 1, *packed.shape[1:])
+    mask = attention_mask.new_zeros(*queries.shape[:2], attention_mask.shape[-1])
+    queries[unread.at], mask[unread.at] = packed[rows:], attention_mask[rows:, 0, 0]
+    keys, values = key[unread.readers], value[unread.readers]
+    others, _ = sdpa_attention_forward(module, queries.transpose(1, 2), keys, values, mask[:, None], scaling=scaling)
+    return torch.cat([last[:, 0], others[unread.at]])[None]
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -98,19 +155,24 @@ class NextColumns:
             self._rows, self._columns = torch.arange(len(columns), device=device), columns.to(device)
         return self._are_equal
 
-    def used(self) -> tuple[Bool[Tensor, "B 1 1 T"], Int64[Tensor, "B 1 1 1"]]:
+    def set_several(self, rows: Int64[Tensor, " N"], columns: Int64[Tensor, " N"]) -> None:
+        """Sets the columns of tokens of the given rows, several of which may belong to one row."""
+        self.num_columns, self._are_equal = int(columns.max()) + 1, False
+        self._rows, self._columns = rows, columns
+
+    def used(self) -> tuple[Bool[Tensor, "N 1 1 T"], Int64[Tensor, "N 1 1 1"]]:
         """The columns that the next queries may attend to, and the columns of the queries; unequal ones only."""
         assert self.num_columns is not None, "no columns are set"
         last = self._columns[:, None, None, None]
         return torch.arange(self.num_columns, device=last.device) <= last, last
 
     def write(self, buffer: Tensor, new: Tensor) -> None:
-        """Writes one token per row, [B, heads, 1, head size]."""
+        """Writes one token per row, [B, heads, 1, head size], or those of `set_several`, [1, heads, N, head size]."""
         assert self.num_columns is not None, "no columns are set"
         if self._are_equal:
             buffer[:, :, self.num_columns - 1 : self.num_columns] = new
         else:
-            buffer[self._rows, :, self._columns] = new[:, :, 0]
+            buffer[self._rows, :, self._columns] = new.transpose(1, 2).flatten(0, 1)
 
 
 _SPARE_TOKENS = 64
@@ -244,14 +306,17 @@ def next_logits(
     positions: Int64[Tensor, "B N"],
     mask: Tensor | dict[str, Tensor] | None,
     cache: Cache,
+    unread: Unread | None = None,
 ) -> Float[Tensor, "B V"]:
-    """The logits after `ids`, whose keys and values are added to the cache."""
-    outputs = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return outputs.logits[:, -1]
+    """The logits after `ids`, whose keys and values are added to the cache.
+
+    With `unread`, ids and positions are one sequence [1, B + E] of the rows' last tokens and the others.
+    """
+    kwargs: dict[str, object] = {"logits_to_keep": 1}
+    if unread is not None:
+        num_rows = ids.shape[1] - len(unread.rows)
+        kwargs = {"logits_to_keep": torch.arange(num_rows, device=ids.device), "unread": unread}
+    logits = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **kwargs
+    ).logits
+    return logits[:, -1] if unread is None else logits[0]

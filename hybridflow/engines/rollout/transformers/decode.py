@@ -163,7 +163,7 @@ class Decoding:
     def so_far(self) -> Iterable[tuple[Request, int]]:
         """The unfinished requests with their number of tokens."""
         rows = self._is_open.nonzero()[:, 0]
-        counts = (self._earlier[rows] + self._num_drawn).clamp(min=0).tolist()
+        counts = (self._earlier[rows] + self._num_drawn).tolist()
         return [(self._requests[row], count) for row, count in zip(rows.tolist(), counts, strict=True)]
 
     @torch.inference_mode()
@@ -202,11 +202,11 @@ class Decoding:
         self._begin(counts, limits, is_open)
 
     @torch.inference_mode()
-    def resume(self, requests: Sequence[Request], *, max_unread_tokens: int) -> Sequence[Request]:
+    def resume(self, requests: Sequence[Request]) -> Sequence[Request]:
         """Continues finished requests whose prompt and response are a prefix of a new request's prompt.
 
-        Returns the new requests for which there is none. The rest of a prompt is read token by token, while other
-        requests draw theirs, and must not be too long.
+        Returns the new requests for which there is none. The next `advance` reads the rest of each prompt, and draws a
+        token of each request.
         """
         resting: dict[int, dict[int, bytes]] = {}
         for row, kept in self._resting.items():
@@ -215,8 +215,7 @@ class Decoding:
         left, continued = [], {}
         for request in requests:
             prompt, known = request.prompt.numpy().tobytes(), resting.get(request.name[0], {})
-            least = len(prompt) - max_unread_tokens * TOKEN_BYTES
-            found = [row for row, sequence in known.items() if prompt.startswith(sequence) and len(sequence) >= least]
+            found = [row for row, sequence in known.items() if prompt.startswith(sequence)]
             if (row := max(found, key=lambda row: len(known[row]), default=None)) is None:
                 left.append(request)
             else:
@@ -283,7 +282,7 @@ class Decoding:
         return FixedStep(memory, prefill, drawn)
 
     def _begin(self, counts: Int64[Tensor, " B"], limits: Int64[Tensor, " B"], is_open: Bool[Tensor, " B"]) -> None:
-        """Numbers all requests from 0, after `counts` tokens of each; fewer than 0 if some of its prompt is unread."""
+        """Numbers all requests from 0, after `counts` tokens of each."""
         self._earlier, self._limits, self._is_open = counts, limits, is_open
         self.num_unfinished = int(is_open.sum())
         self._ended: list[Tensor] = []
@@ -313,6 +312,7 @@ class Decoding:
         """Reads the prompt of each request after its known tokens in a row that rests, and then draws its response."""
         step = self._step
         assert isinstance(step, GrowingStep), "no row rests in a fixed memory"
+        self._read_text(step.rows.cpu())
         requests = [request for request, _ in continued.values()]
         prompts = Ragged.from_rows([request.prompt for request in requests])
         limits = torch.tensor([request.max_response_tokens for request in requests])
@@ -327,8 +327,7 @@ class Decoding:
             if self._searches:
                 assert self._tokenizer is not None, "stop strings need a tokenizer"
                 self._searches[row] = _search_of(request, self._tokenizer)
-        num_unread = torch.tensor([step.num_unread(place) for place in places.tolist()])
-        self._earlier[rows] = 1 - self._num_drawn - num_unread
+        self._earlier[rows] = -self._num_drawn
         self._limits[rows] = limits
         self._is_open[rows] = True
         self.num_unfinished += len(rows)
@@ -339,13 +338,11 @@ class Decoding:
         if not self._searches:
             return torch.ones(len(rows), dtype=torch.bool)
         is_open = rows[self._is_open[rows]]
-        columns = self._earlier[is_open, None] + torch.arange(self._num_read, self._num_drawn)
-        num_undrawn = (columns < 0).sum(1).tolist()  # of rows that still read their prompts
-        at = is_open[:, None], columns.clamp(min=0)
+        at = is_open[:, None], self._earlier[is_open, None] + torch.arange(self._num_read, self._num_drawn)
         new = self._step.tokens[tuple(index.to(self._step.tokens.device) for index in at)].tolist()
         self._num_read = self._num_drawn
-        for row, tokens, skipped in zip(is_open.tolist(), new, num_undrawn, strict=True):
-            self._searches[row].read(tokens[skipped:])
+        for row, tokens in zip(is_open.tolist(), new, strict=True):
+            self._searches[row].read(tokens)
         return torch.tensor([self._searches[row].length is None for row in rows.tolist()], dtype=torch.bool)
 
     @torch.inference_mode(False)
@@ -355,7 +352,7 @@ class Decoding:
         A finished row is decoded until it is removed. Copied outside of inference mode, so that they can take part in
         training.
         """
-        counts = (self._earlier[rows] + self._num_drawn).minimum(self._limits[rows]).clamp(min=0)
+        counts = (self._earlier[rows] + self._num_drawn).minimum(self._limits[rows])
         width, at = max(1, int(counts.max())), rows.to(self._step.tokens.device)
         tokens, logprobs = self._step.tokens[at, :width].cpu(), self._step.logprobs[at, :width].cpu()
         is_end = torch.isin(tokens, self._ends) & (torch.arange(width) < counts[:, None])

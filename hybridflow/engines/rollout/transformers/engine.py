@@ -10,7 +10,13 @@ from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
 from hybridflow.engines.rollout.requests import Request, Responses
 from hybridflow.engines.rollout.shell import RolloutShell
-from hybridflow.engines.rollout.transformers.attention import FULL, IMPLEMENTATION, SLIDING, use_decoding_attention
+from hybridflow.engines.rollout.transformers.attention import (
+    FULL,
+    IMPLEMENTATION,
+    SLIDING,
+    reads_several_tokens,
+    use_decoding_attention,
+)
 from hybridflow.engines.rollout.transformers.decode import Decoding
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory
 from hybridflow.engines.rollout.transformers.graphs import Graphs, can_be_captured, run_eagerly
@@ -19,9 +25,6 @@ from hybridflow.models.names.huggingface import parts_of
 from hybridflow.models.names.parts import views
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.parallel.mesh import ParallelMesh
-
-MAX_UNREAD_TOKENS = 32
-"""A conversation's row continues token by token if no more than these are new; otherwise all is read again at once."""
 
 
 @dataclass
@@ -71,6 +74,7 @@ class TransformersEngine(RolloutShell):
         """One for each sampling setting of the requests that run."""
         self._finished_here: list[Responses] = []
         use_decoding_attention(model)
+        self._reads_several_tokens = reads_several_tokens(model)
         self._memory = _fixed_memory(model)
         if foreign := set(text.get("layer_types") or ()) - {FULL, SLIDING}:
             raise EngineError(
@@ -99,9 +103,9 @@ class TransformersEngine(RolloutShell):
 
         Requests that continue a conversation whose keys and values are kept do so at once.
         """
-        if requests and requests[0].may_continue:
+        if requests and requests[0].may_continue and self._reads_several_tokens:
             for decoding in [each for each in self._decodings if each.sampling == requests[0].sampling]:
-                requests = decoding.resume(requests, max_unread_tokens=MAX_UNREAD_TOKENS)
+                requests = decoding.resume(requests)
         for start in range(0, len(requests), self._max_sequences):
             part = list(requests[start : start + self._max_sequences])
             self._waiting.append(_Waiting(part, needs_all_places=start > 0))

@@ -1,5 +1,7 @@
 """Decoding with a cache that grows: rows of different lengths, which others join, and which wait and proceed."""
 
+from itertools import chain
+
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
@@ -9,7 +11,7 @@ from transformers import PreTrainedModel
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
-from hybridflow.engines.rollout.transformers.attention import LayerMasks, next_logits
+from hybridflow.engines.rollout.transformers.attention import LayerMasks, Unread, next_logits
 from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, Drawn, Prefill
 
 
@@ -17,7 +19,7 @@ class GrowingStep:
     """Runs the model eagerly, with a cache that grows with each token; implements `DecodeStep`.
 
     Rows have different lengths, begin in the first column of the cache, and may join others. A row that `stop` has
-    stopped keeps its place, and may `proceed` with given tokens, which are read before more are drawn.
+    stopped keeps its place, and may `proceed` with given tokens, which the next step reads before it draws one.
     """
 
     def __init__(
@@ -47,36 +49,27 @@ class GrowingStep:
         self._is_read = torch.ones(len(uniforms), dtype=torch.bool)
         """Whether a row is not stopped [B], on the host."""
 
-        self._draws = self._is_read.clone()
-        """Whether a row draws a token in each step [B], on the host."""
-
         self._next = torch.zeros_like(self.rows)
-        """The token that each row reads next [B]."""
+        """The token that each row reads next, the last one before it draws [B]."""
 
-        self._given: dict[int, list[int]] = {}
-        """For rows that read given tokens: those after the next one."""
+        self._unread: dict[int, list[int]] = {}
+        """Tokens that rows read before that one in the next step."""
 
         self._num_drawn = counts.to(self._device)
         self._draw(prefill.logits)
 
     def advance(self) -> None:
-        positions = self._num_cached.to(self._device)[:, None]
-        columns, masks = self._cache.columns, None
-        if columns.set(self._num_cached, self._device):
-            self._cache.trim(int(self._num_cached[0]))
+        if self._unread:
+            self._draw(self._read_several())
         else:
-            masks = self._masks(*columns.used())
-        logits = next_logits(self._model, self._next[:, None], positions, masks, self._cache)
+            positions = self._num_cached.to(self._device)[:, None]
+            columns, masks = self._cache.columns, None
+            if columns.set(self._num_cached, self._device):
+                self._cache.trim(int(self._num_cached[0]))
+            else:
+                masks = self._masks(*columns.used())
+            self._draw(next_logits(self._model, self._next[:, None], positions, masks, self._cache))
         self._num_cached = self._num_cached + self._is_read
-        if not self._given:
-            self._draw(logits)
-            return
-        for row in [row for row, tokens in self._given.items() if not tokens]:
-            del self._given[row]
-            self._draws[row] = True
-        self._draw(logits)
-        for row, tokens in self._given.items():
-            self._next[row] = tokens.pop(0)
 
     def unfinished(self) -> Tensor:
         """See `DecodeStep.unfinished`: now."""
@@ -84,8 +77,8 @@ class GrowingStep:
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
         new = {row: number for number, row in enumerate(rows.tolist())}
-        self._given = {new[row]: tokens for row, tokens in self._given.items() if row in new}
-        for name in ("_num_cached", "_is_read", "_draws"):
+        self._unread = {new[row]: tokens for row, tokens in self._unread.items()}
+        for name in ("_num_cached", "_is_read"):
             setattr(self, name, vars(self)[name][rows.cpu()])
         rows = rows.to(self._device)
         self._cache.batch_select_indices(rows)
@@ -98,21 +91,21 @@ class GrowingStep:
         Numbers all rows by their places. No row gets more than `longest` further tokens.
         """
         self._cache.join(other._cache, places.to(self._device))
-        self._given |= {int(places[row]): tokens for row, tokens in other._given.items()}
+        assert not other._unread, "rows that join have read their prompts"
         budget = max(self.tokens.shape[1], other.tokens.shape[1])
         for name in ("tokens", "logprobs", "_uniforms"):
             own, new = (F.pad(table, (0, budget - table.shape[1])) for table in (vars(self)[name], vars(other)[name]))
             setattr(self, name, placed(own[self.rows], new[other.rows], places))
-        for name in ("_num_cached", "_is_read", "_draws", "_next", "_num_drawn", "_is_unfinished"):
+        for name in ("_num_cached", "_is_read", "_next", "_num_drawn", "_is_unfinished"):
             setattr(self, name, placed(vars(self)[name], vars(other)[name], places))
         self.rows = torch.arange(len(self.tokens), device=self._device)
         self._cache.allow(int(self._num_cached.max()) + longest)
 
     def stop(self, is_stopped: Bool[Tensor, " B"]) -> None:
         """Lets rows wait: they read and draw nothing more."""
-        self._is_read, self._draws = self._is_read & ~is_stopped, self._draws & ~is_stopped
+        self._is_read = self._is_read & ~is_stopped
         for row in is_stopped.nonzero()[:, 0].tolist():
-            self._given.pop(row, None)
+            self._unread.pop(row, None)
 
     def proceed(
         self,
@@ -123,15 +116,17 @@ class GrowingStep:
     ) -> None:
         """Continues rows that wait, whose first `num_known` tokens of their sequence were read or drawn here.
 
-        Draws once all of a sequence has been read, with the numbers `uniforms`, into the tables' row as if it were new.
+        The next step reads the others, and draws with the numbers `uniforms`, into the tables' row as if it were new.
         """
-        first = self._num_cached[rows].minimum(num_known).minimum(sequences.lengths - 1)
-        given = [ids[start:].tolist() for ids, start in zip(sequences.rows(), first.tolist(), strict=True)]
-        self._given |= {row: ids[1:] for row, ids in zip(rows.tolist(), given, strict=True)}
-        self._num_cached[rows] = first
+        last = sequences.lengths - 1
+        first = self._num_cached[rows].minimum(num_known).minimum(last)
+        for row, ids, start in zip(rows.tolist(), sequences.rows(), first.tolist(), strict=True):
+            if len(ids) > start + 1:
+                self._unread[row] = ids[start:-1].tolist()
+        self._num_cached[rows] = last
         self._is_read[rows] = True
         budget, places = uniforms.shape[1], rows.to(self._device)
-        self._next[places] = torch.tensor([ids[0] for ids in given], device=self._device)
+        self._next[places] = sequences.values[sequences.offsets[1:] - 1].to(self._device)
         self._is_unfinished[places] = True
         self._num_drawn[places] = 0
         if (more := budget - self.tokens.shape[1]) > 0:
@@ -140,18 +135,30 @@ class GrowingStep:
         self._uniforms[self.rows[places], :budget] = uniforms.to(self._device)
         self._cache.allow(int(sequences.lengths.max()) + budget)
 
-    def num_unread(self, row: int) -> int:
-        """Steps until a row draws its next token."""
-        return len(self._given[row]) + 1 if row in self._given else 1
+    def _read_several(self) -> Tensor:
+        """Reads all unread tokens and the next one of each row, packed as one sequence; returns the rows' logits."""
+        tokens, self._unread = self._unread, {}
+        num_rows, counts = len(self.rows), [len(each) for each in tokens.values()]
+        unread = Unread.of(counts, [*tokens], self._device)
+        last, device = self._num_cached.to(self._device), self._device
+        counts_of = torch.zeros_like(last)
+        counts_of[unread.readers] = torch.tensor(counts, device=device)
+        positions = torch.cat([last, (last - counts_of)[unread.rows] + unread.at[1]])
+        ids = torch.cat([self._next, torch.tensor([*chain(*tokens.values())], device=device)])
+        rows = torch.arange(num_rows, device=device)
+        columns = self._cache.columns
+        columns.set_several(torch.cat([rows, unread.rows]), positions)
+        masks = self._masks(*columns.used())
+        return next_logits(self._model, ids[None], positions[None], masks, self._cache, unread)
 
     def _draw(self, logits: Tensor) -> None:
-        if bool(self._draws.all()):
+        if bool(self._is_read.all()):
             self._next = self._drawn(logits, self.rows, self._num_drawn)
             self._num_drawn = self._num_drawn + 1
             if len(self._ends):
                 self._is_unfinished &= ~torch.isin(self._next, self._ends)
             return
-        chosen = self._draws.nonzero()[:, 0].to(self._device)
+        chosen = self._is_read.nonzero()[:, 0].to(self._device)
         if len(chosen):
             drawn = self._drawn(logits[chosen], self.rows[chosen], self._num_drawn[chosen])
             self._next[chosen] = drawn

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=list(SHAPES), default=["W", "P", "H"])
+    parser.add_argument("--workloads", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--rollouts", nargs="+", choices=("transformers", "vllm"), default=["transformers", "vllm"])

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from workload import SHAPES, SIZES, ModelSize, Workload
 
-VOCABULARY_TOKENS = 64
-
 FORWARDS = {"grpo": 4, "ppo": 9, "dpo": 4, "sft": 3, "reward_model": 3}
 """Forward passes, as many as the operations of a step: GRPO generates (1) and updates (3); PPO also evaluates reference
 and values (2), and updates the critic (3); DPO evaluates the reference (1) and updates (3)."""
@@ -32,9 +30,18 @@ def lengths(workload: Workload, shape: str, algorithm: str) -> list[tuple[int, i
     step = SHAPES[shape]
     if not step.is_long_tailed:
         return [(step.prompt_tokens, step.response_tokens, step.sequences)]
-    found = _stored_lengths(workload.rows_for(shape, algorithm))
+    path = workload.rows_for(shape, algorithm)
+    if algorithm == "grpo":
+        prompts = _stored_prompts(path)
+        return [(prompt, step.response_tokens, step.sequences / len(prompts)) for prompt in prompts]
+    found = _stored_lengths(path)
     rows = len(found) if algorithm == "sft" else len(found) / 2
     return [(prompt, response, step.prompts / rows) for prompt, response in found]
+
+
+@cache
+def _stored_prompts(path: Path) -> list[int]:
+    return [len(json.loads(line)["prompt"]) for line in path.read_text().splitlines()]
 
 
 @cache
@@ -49,4 +56,4 @@ def forward_flops(size: ModelSize, prompt: int, response: int, *, has_logits: bo
     tokens, width = prompt + response, size.heads * size.head_size
     projections = size.hidden * size.head_size * 2 * (size.heads + size.kv_heads) + 3 * size.hidden * size.intermediate
     layers = size.layers * (2 * tokens * projections + 2 * tokens**2 * width)
-    return layers + (2 * response * size.hidden * VOCABULARY_TOKENS if has_logits else 0)
+    return layers + (2 * response * size.hidden * size.vocabulary if has_logits else 0)

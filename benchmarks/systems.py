@@ -90,7 +90,7 @@ def cases(
     """Peers and ours in the order they are run, those to be compared next to one another."""
     found = []
     for workload in workloads:
-        for size in sizes:
+        for size in (name for name in sizes if name in SHAPES[workload].sizes):
             for algorithm in (name for name in algorithms if name in SHAPES[workload].algorithms):
                 if algorithm in SAMPLING:
                     found += _sampling(workload, size, algorithm, rollouts, backends)

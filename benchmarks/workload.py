@@ -1,4 +1,4 @@
-"""The workloads W, P and H: two random Llamas, a tokenizer of 64 characters, and prompts and pairs, as files.
+"""The workloads W, P, H and G: random Llamas, a tokenizer of 64 characters, and prompts and pairs, as files.
 
 Every system measured reads the same directories; this file needs only torch, transformers and tokenizers, so that
 a peer's environment can import it too. `build_workload` is idempotent: what exists is kept.
@@ -25,7 +25,10 @@ class Shape:
     prompt_tokens: int
     response_tokens: int
     is_long_tailed: bool = False
-    """Whether these are the most tokens; otherwise all have as many."""
+    """Whether these are the most tokens; otherwise all have as many. Responses that are sampled always do."""
+
+    sizes: tuple[str, ...] = ("tiny", "ten")
+    """The models that it is measured with."""
 
     @property
     def sequences(self) -> int:
@@ -44,10 +47,14 @@ SHAPES = {
         response_tokens=128,
         is_long_tailed=True,
     ),
+    "G": Shape(
+        ("grpo",), prompts=8, samples=4, prompt_tokens=128, response_tokens=96, is_long_tailed=True, sizes=("smol",)
+    ),
 }
 """W: many short prompts. P: long prompts in large groups. H: pairs whose lengths are spread as those of HH's harmless
 test split (median 80 and 32 tokens, 95% below 330 and 130), cut at 256 and 128; supervised fine-tuning takes the
-prompt and the chosen response."""
+prompt and the chosen response. G: prompts as long as GSM8K's questions (median 53 tokens, 95% below 103), for a model
+of SmolLM2-135M's dimensions."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +67,13 @@ class ModelSize:
     heads: int
     kv_heads: int
     head_size: int
+    vocabulary: int = len(VOCABULARY)
 
 
 SIZES = {
     "tiny": ModelSize(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, head_size=32),
     "ten": ModelSize(hidden=320, intermediate=1024, layers=8, heads=5, kv_heads=5, head_size=64),
+    "smol": ModelSize(hidden=576, intermediate=1536, layers=30, heads=9, kv_heads=3, head_size=64, vocabulary=49_152),
 }
 
 
@@ -72,8 +81,8 @@ SIZES = {
 class Workload:
     """Where the files are: a Hugging Face directory per size, and a file of JSON lines per workload.
 
-    Lines of W and P have `prompt`, lines of H also `chosen` and `rejected`; those of `demonstrations` have `prompt` and
-    `completion`.
+    Lines of W, P and G have `prompt`, lines of H also `chosen` and `rejected`; those of `demonstrations` have `prompt`
+    and `completion`.
     """
 
     models: dict[str, Path]
@@ -95,6 +104,10 @@ def build_workload(directory: Path) -> Workload:
     made = {
         rows["W"]: [{"prompt": prompt} for prompt in arithmetic_prompts(SHAPES["W"].prompt_tokens)],
         rows["P"]: [{"prompt": prompt} for prompt in random_texts([SHAPES["P"].prompt_tokens] * STORED_ROWS, seed=1)],
+        rows["G"]: [
+            {"prompt": text}
+            for text in random_texts(random_lengths(53, 0.39, SHAPES["G"].prompt_tokens, random.Random(6)), seed=7)
+        ],
         rows["H"]: pairs,
         demonstrations: [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in pairs],
     }
@@ -120,15 +133,18 @@ def random_texts(lengths: Sequence[int], *, seed: int) -> list[str]:
     return ["".join(source.choices(letters, k=length)) for length in lengths]
 
 
+def random_lengths(median: float, spread: float, most: int, source: random.Random) -> list[int]:
+    """Log-normal lengths of 4 to `most` tokens; `spread` is the standard deviation of their logarithms."""
+    return [max(4, min(most, round(source.lognormvariate(math.log(median), spread)))) for _ in range(STORED_ROWS)]
+
+
 def random_pairs(shape: Shape) -> list[dict[str, str]]:
     """Prompts with two responses each, of log-normal lengths."""
-    source = random.Random(2)
-
-    def lengths(median: float, most: int) -> list[int]:
-        return [max(4, min(most, round(source.lognormvariate(math.log(median), 0.86)))) for _ in range(STORED_ROWS)]
-
-    prompts = random_texts(lengths(80, shape.prompt_tokens), seed=3)
-    chosen, rejected = (random_texts(lengths(32, shape.response_tokens), seed=seed) for seed in (4, 5))
+    spread, source = 0.86, random.Random(2)
+    prompts = random_texts(random_lengths(80, spread, shape.prompt_tokens, source), seed=3)
+    chosen, rejected = (
+        random_texts(random_lengths(32, spread, shape.response_tokens, source), seed=seed) for seed in (4, 5)
+    )
     return [
         {"prompt": prompt, "chosen": one, "rejected": other}
         for prompt, one, other in zip(prompts, chosen, rejected, strict=True)
@@ -141,7 +157,7 @@ def save_random_llama(size: ModelSize, path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=len(VOCABULARY),
+        vocab_size=size.vocabulary,
         hidden_size=size.hidden,
         intermediate_size=size.intermediate,
         num_hidden_layers=size.layers,
@@ -156,15 +172,19 @@ def save_random_llama(size: ModelSize, path: Path) -> None:
     )
     torch.manual_seed(0)
     LlamaForCausalLM(config).float().save_pretrained(path)
-    save_character_tokenizer(path)
+    save_character_tokenizer(path, size.vocabulary)
 
 
-def save_character_tokenizer(path: Path) -> None:
-    """One token a character, 64 entries with pad and end-of-sequence, in the fast tokenizer's format."""
+def save_character_tokenizer(path: Path, size: int) -> None:
+    """One token per character, with pad and end-of-sequence, in the fast tokenizer's format.
+
+    Texts are encoded in 64 characters; further tokens, up to `size`, are only sampled.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=" "))
+    tokens = [*VOCABULARY, *(f"{number} " for number in range(len(VOCABULARY), size))]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=" "))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     wrapped = PreTrainedTokenizerFast(

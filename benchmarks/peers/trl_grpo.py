@@ -1,4 +1,4 @@
-"""Seconds per step of TRL 1.16's GRPOTrainer on workload W or P; run by the peer's Python, prints one JSON line.
+"""Seconds per step of TRL 1.16's GRPOTrainer on workload W, P or G; run by the peer's Python, prints one JSON line.
 
 Configured in TRL's favor: one microbatch of all sequences, no reference model (beta 0), nothing logged, saved or
 evaluated. With transformers generation TRL computes no old logprobs, for they equal the update's; with vLLM it does.
@@ -26,7 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
     parser.add_argument("--rows", type=Path, required=True, help="JSON lines with a field `prompt`")
-    parser.add_argument("--workload", choices=("W", "P"), default="W")
+    parser.add_argument("--workload", choices=("W", "P", "G"), default="W")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rollout", choices=("transformers", "vllm"), default="transformers")

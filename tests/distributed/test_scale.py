@@ -24,7 +24,8 @@ def measured(layout: str, ranks: int, rows: int, steps: int = 0) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("layout", ["data", pytest.param("tensor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["data", "tensor"])
 def test_calls_send_a_message_per_rank_and_bytes_that_grow_with_the_rows(layout):
     costs = measured(layout, 16, 1024)["costs"]
     assert costs["empty"]["messages"] == costs["update"]["messages"] == 16

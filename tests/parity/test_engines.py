@@ -120,7 +120,7 @@ def test_neither_micro_batches_nor_recomputed_layers_change_anything(
 @pytest.mark.parametrize(
     ("engine", "architecture", "kind", "ranks", "sizes", "settings"),
     [
-        on("single", "qwen3", "language", 1, {}, {"microbatch_tokens": 24}),
+        on("single", "qwen3", "language", 1, {}, {"microbatch_tokens": 24}, slow=True),
         *(
             on("single", "mistral", kind, 1, {}, {"gradient_checkpointing": True}, slow=True)
             for kind in ("language", "value")

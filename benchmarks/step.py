@@ -1,6 +1,6 @@
 """Seconds per step of GRPO, PPO, DPO, SFT and reward training: ours, compared with TRL's trainers.
 
-    python benchmarks/step.py [--workloads W P H] [--sizes tiny ten] [--algorithms grpo ...] [--rounds 2] ...
+    python benchmarks/step.py [--workloads W P H G] [--sizes tiny ten smol] [--algorithms grpo ...] [--rounds 2] ...
 
 Every case is a process of its own. A round runs each case once, so that ours and the peers alternate and share
 whatever else the machine does. The first two steps of a process do not count. The machine's matrix rate is measured
@@ -65,7 +65,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8, help="steps of a process, the first two not counted")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--minutes", type=float, default=600.0, help="start no process after so many minutes")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds after which a process is given up")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds after which a process is given up")
     parser.add_argument("--run", default=f"{datetime.now():%Y-%m-%d}", help="name under which lines are compared")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where the workloads' models and rows are kept")
     parser.add_argument("--results", type=Path, default=RESULTS)

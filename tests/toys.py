@@ -18,6 +18,7 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    StableLmConfig,
 )
 
 from hybridflow.batch import Batch, Ragged
@@ -32,7 +33,12 @@ ARCHITECTURES: dict[str, type[PreTrainedConfig]] = {
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
 }
-FURTHER = {"gemma2": Gemma2Config, "cohere": CohereConfig, "granite": GraniteConfig}
+FURTHER = {
+    "gemma2": Gemma2Config,
+    "cohere": CohereConfig,
+    "granite": GraniteConfig,
+    "stablelm": StableLmConfig,
+}
 """Models whose weights have no rules."""
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 VOCABULARY = 64

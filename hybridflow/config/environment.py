@@ -63,7 +63,7 @@ class EnvironmentSettings(Section):
     """Time limit of all steps of an episode together, without the time of the model."""
 
     retries: Annotated[int, AT_LEAST_0] = 2
-    """How often an episode starts again after its process died, exceeded a time limit, or raised an `OSError`."""
+    """How many times an episode is restarted after its process died, exceeded a time limit, or raised an `OSError`."""
 
     error_budget: Annotated[int, AT_LEAST_0] = 0
     """Number of episodes per rollout rank that may fail in spite of retries before the run stops. Failed episodes are

@@ -119,27 +119,45 @@ def test_turns_draw_what_they_draw_if_the_conversation_is_read_again(engine, see
 @pytest.mark.parametrize(("architecture", "settings"), [("llama", {}), ("mistral", {"sliding_window": 7})])
 def test_what_was_read_is_not_read_again(architecture, settings):
     model = toy_model(architecture, max_position_embeddings=512, **settings)
-    engine = TransformersEngine(model, max_sequences=16, eos_token_ids=ENDS)
+    conversations = Conversations(TransformersEngine(model, max_sequences=16, eos_token_ids=ENDS), seed=3)
     shapes: list[torch.Size] = []
-    model.register_forward_pre_hook(lambda _, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True)
-    conversations = Conversations(engine, seed=3)
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
     conversations.run()
-    read = [tokens for _, tokens in shapes if tokens > 1]
-    turns = [
-        sum(len(ids) for name, ids in conversations.asked.items() if name[1] // STRIDE == turn) for turn in range(4)
-    ]
-    rows = len(conversations.prompts)
-    assert sum(read) <= turns[-1] + rows * len(read) < sum(turns)  # each token once, and one of each row in every step
+    hook.remove()
+    read = sum(rows * tokens for rows, tokens in shapes if tokens > 1)
+    assert read < 0.5 * sum(len(ids) for ids in conversations.asked.values())
     conversations.assert_as_if_read_again()
 
 
-def test_a_model_whose_attention_is_its_own_reads_conversations_again():
-    model = toy_model("qwen2", max_position_embeddings=512)
-    model.set_attn_implementation("eager")
+@pytest.mark.parametrize(("architecture", "attention"), [("qwen2", "eager"), ("stablelm", "sdpa")])
+def test_a_model_whose_attention_does_not_continue_reads_conversations_again(architecture, attention):
+    """Nothing rests: its rows would be decoded in vain."""
+    model = toy_model(architecture, max_position_embeddings=512)
+    model.set_attn_implementation(attention)
     engine = TransformersEngine(model, max_sequences=16, eos_token_ids=ENDS)
     conversations = Conversations(engine, seed=3)
+    rested: list[bool] = []
+    play = conversations.poll
+    conversations.poll = lambda: (play(), rested.extend(each.can_resume for each in engine._decodings))
     conversations.run()
+    assert rested and not any(rested)
     conversations.assert_as_if_read_again()
+
+
+def test_a_conversation_is_withdrawn_before_its_new_tokens_are_read():
+    engine = TransformersEngine(toy_model("llama"), max_sequences=4, eos_token_ids=())
+    names, prompts = [(0, 0), (1, 0)], [[11, 12, 13], [14, 15]]
+    engine.submit(batch_of(names, prompts), Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    replies = engine.poll().tokens("response_ids").rows()
+    following = [[*prompt, *reply.tolist(), 20, 21] for prompt, reply in zip(prompts, replies, strict=True)]
+    rows = batch_of([(0, STRIDE), (1, STRIDE)], following)
+    engine.submit(rows, Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    assert len(engine.withdraw(rows.select(torch.tensor([0]))).tokens("response_ids").values) == 0
+    found = engine.poll()
+    expected = engine.generate(rows, Sampling(), max_response_tokens=4, seed=0)
+    assert found.tokens("response_ids").row(0).tolist() == expected.tokens("response_ids").row(1).tolist()
 
 
 def test_stop_strings_are_searched_in_each_reply_alone(toy_dir):

@@ -1,4 +1,4 @@
-"""A model's forward pass in decoding: attention with one query per row, and a cache that grows in place."""
+"""A model's forward pass in decoding: attention with one query per row, or several, and a cache that grows in place."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,32 +26,43 @@ def use_decoding_attention(model: PreTrainedModel) -> None:
 
 
 def reads_several_tokens(model: PreTrainedModel) -> bool:
-    """Whether rows of one step may read different numbers of tokens (`Unread`)."""
-    return model.config._attn_implementation == IMPLEMENTATION and keeps_arguments(model)
+    """Whether rows of one step may read different numbers of tokens: whether `Unread` reaches the model's attention."""
+    is_replaced = model.config._attn_implementation == IMPLEMENTATION and model._supports_attention_backend
+    return is_replaced and keeps_arguments(model)
+
+
+class Readers(NamedTuple):
+    """Rows of similar lengths that read several tokens in one step; E of these tokens are not the last of their row."""
+
+    rows: Int64[Tensor, " K"]
+    padded_index: tuple[Int64[Tensor, " E"], Int64[Tensor, " E"]]
+    """For each of these tokens, the index of its row among `rows`, and its number in the row."""
+
+    @classmethod
+    def of(cls, rows: Int64[Tensor, " K"], counts: Int64[Tensor, " K"], device: torch.device) -> "Readers":
+        """Readers of so many tokens each, given on the host."""
+        index = torch.arange(len(rows)).repeat_interleave(counts)
+        numbers = torch.arange(len(index)) - (counts.cumsum(0) - counts)[index]
+        return cls(rows.to(device), (index.to(device), numbers.to(device)))
 
 
 class Unread(NamedTuple):
-    """The tokens of a step in which some rows read several: the last one of each row, then all others, in one sequence.
+    """Describes a step in which some rows read several tokens, packed as one sequence.
 
-    E other tokens belong to K of the B rows.
+    The sequence has the last token of each of the B rows, and then the E other tokens, `parts` after `parts`.
     """
 
-    rows: Int64[Tensor, " E"]
-    """The row of each other token."""
+    parts: list[Readers]
 
-    readers: Int64[Tensor, " K"]
-    """The rows that read several."""
+    @property
+    def rows(self) -> Int64[Tensor, " E"]:
+        """The row of each other token."""
+        return torch.cat([part.rows[part.padded_index[0]] for part in self.parts])
 
-    at: tuple[Int64[Tensor, " E"], Int64[Tensor, " E"]]
-    """The index of each other token's row among `readers`, and the token's number in its row."""
-
-    @classmethod
-    def of(cls, counts: Sequence[int], rows: Sequence[int], device: torch.device) -> "Unread":
-        """For so many other tokens of each of some rows."""
-        readers, repeats = torch.tensor(rows, device=device), torch.tensor(counts, device=device)
-        index = torch.arange(len(rows), device=device).repeat_interleave(repeats)
-        begins = (repeats.cumsum(0) - repeats)[index]
-        return cls(readers[index], readers, (index, torch.arange(len(index), device=device) - begins))
+    @property
+    def numbers(self) -> Int64[Tensor, " E"]:
+        """The number of each other token among those that its row reads."""
+        return torch.cat([part.padded_index[1] for part in self.parts])
 
 
 def decoding_attention(
@@ -85,7 +96,7 @@ def decoding_attention(
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(weights, value).reshape(rows, 1, heads, size), None
+    return torch.matmul(weights, value).reshape(rows, 1, heads, value.shape[-1]), None
 
 
 def _packed_attention(
@@ -97,16 +108,22 @@ def _packed_attention(
     scaling: float | None,
     unread: Unread,
 ) -> Float[Tensor, "1 N heads size"]:
-    """The queries of the rows' last tokens as in other steps, and all others padded to the row that reads most."""
+    """The queries of the rows' last tokens as in other steps, and those of each part padded to its longest row."""
     rows = len(key)
     packed = query[0].transpose(0, 1)
     last, _ = decoding_attention(module, packed[:rows, :, None], key, value, attention_mask[:rows], scaling)
-    queries = packed.new_zeros(len(unread.readers), int(unread.at[1].max()) + 1, *packed.shape[1:])
-    mask = attention_mask.new_zeros(*queries.shape[:2], attention_mask.shape[-1])
-    queries[unread.at], mask[unread.at] = packed[rows:], attention_mask[rows:, 0, 0]
-    keys, values = key[unread.readers], value[unread.readers]
-    others, _ = sdpa_attention_forward(module, queries.transpose(1, 2), keys, values, mask[:, None], scaling=scaling)
-    return torch.cat([last[:, 0], others[unread.at]])[None]
+    found, begin = [last[:, 0]], rows
+    for part in unread.parts:
+        own = slice(begin, begin := begin + len(part.padded_index[0]))
+        queries = packed.new_zeros(len(part.rows), int(part.padded_index[1].max()) + 1, *packed.shape[1:])
+        mask = attention_mask.new_zeros(*queries.shape[:2], attention_mask.shape[-1])
+        queries[part.padded_index], mask[part.padded_index] = packed[own], attention_mask[own, 0, 0]
+        keys, values = key[part.rows], value[part.rows]
+        result, _ = sdpa_attention_forward(
+            module, queries.transpose(1, 2), keys, values, mask[:, None], scaling=scaling
+        )
+        found.append(result[part.padded_index])
+    return torch.cat(found)[None]
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -122,8 +139,8 @@ class LayerMasks:
         self._takes_booleans = model.config._attn_implementation in (IMPLEMENTATION, "sdpa")
         self._dtype = model.dtype
 
-    def __call__(self, used: Bool[Tensor, "B 1 1 T"], last: Int64[Tensor, "..."]) -> Tensor | dict[str, Tensor]:
-        """Masks of the columns in use, for queries in the columns `last`, which broadcasts to [B, 1, 1, 1]."""
+    def __call__(self, used: Bool[Tensor, "N 1 1 T"], last: Int64[Tensor, "..."]) -> Tensor | dict[str, Tensor]:
+        """Masks of the columns in use, for queries in the columns `last`, which broadcasts to [N, 1, 1, 1]."""
         masks = {FULL: used}
         if SLIDING in self._kinds and self._window is not None:
             columns = torch.arange(used.shape[-1], device=used.device)
@@ -138,7 +155,7 @@ class LayerMasks:
 
 
 class NextColumns:
-    """The column of each row's next token, the same in all layers of a cache; at first, tokens are appended."""
+    """The columns of the next tokens, the same in all layers of a cache; at first, tokens are appended."""
 
     def __init__(self) -> None:
         self.num_columns: int | None = None
@@ -263,7 +280,7 @@ class GrowingLayer(DynamicLayer):
 
 
 class GrowingCache(Cache):
-    """The cache of a batch of rows: their tokens are appended while prompts are read, and then added one per row.
+    """The cache of a batch of rows: their tokens are appended while prompts are read, and then written to `columns`.
 
     `columns` says where the next tokens belong. Before it is set, `align` moves padded prompts to the first column.
     """
@@ -302,13 +319,13 @@ class GrowingCache(Cache):
 
 def next_logits(
     model: PreTrainedModel,
-    ids: Int64[Tensor, "B N"],
-    positions: Int64[Tensor, "B N"],
+    ids: Int64[Tensor, "S N"],
+    positions: Int64[Tensor, "S N"],
     mask: Tensor | dict[str, Tensor] | None,
     cache: Cache,
     unread: Unread | None = None,
 ) -> Float[Tensor, "B V"]:
-    """The logits after `ids`, whose keys and values are added to the cache.
+    """The logits after `ids` [B, N], whose keys and values are added to the cache.
 
     With `unread`, ids and positions are one sequence [1, B + E] of the rows' last tokens and the others.
     """

@@ -41,7 +41,7 @@ class DecodeStep(Protocol):
     """Their log-probabilities [B, R]."""
 
     def advance(self) -> None:
-        """Processes the last sampled token, and samples the next one."""
+        """Processes the last sampled token, or the new tokens of a conversation, and samples the next one."""
         ...
 
     def unfinished(self) -> Tensor | None:
@@ -141,7 +141,7 @@ class Decoding:
             ended = rows[self._is_open[rows] & ~is_open]
             self._stop(ended)
             self._ended.append(ended)
-            if isinstance(self._step, GrowingStep):
+            if isinstance(self._step, GrowingStep) and self._step.can_proceed:
                 kept = [row for row in ended.tolist() if self._requests[row].may_continue]
                 self._resting |= {row: _Resting(self._num_drawn) for row in kept}
         if num_open and (is_due or num_open + len(self._resting) < COMPACT_BELOW * len(rows)):

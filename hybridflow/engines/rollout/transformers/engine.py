@@ -14,7 +14,6 @@ from hybridflow.engines.rollout.transformers.attention import (
     FULL,
     IMPLEMENTATION,
     SLIDING,
-    reads_several_tokens,
     use_decoding_attention,
 )
 from hybridflow.engines.rollout.transformers.decode import Decoding
@@ -74,7 +73,6 @@ class TransformersEngine(RolloutShell):
         """One for each sampling setting of the requests that run."""
         self._finished_here: list[Responses] = []
         use_decoding_attention(model)
-        self._reads_several_tokens = reads_several_tokens(model)
         self._memory = _fixed_memory(model)
         if foreign := set(text.get("layer_types") or ()) - {FULL, SLIDING}:
             raise EngineError(
@@ -103,7 +101,7 @@ class TransformersEngine(RolloutShell):
 
         Requests that continue a conversation whose keys and values are kept do so at once.
         """
-        if requests and requests[0].may_continue and self._reads_several_tokens:
+        if requests and requests[0].may_continue:
             for decoding in [each for each in self._decodings if each.sampling == requests[0].sampling]:
                 requests = decoding.resume(requests)
         for start in range(0, len(requests), self._max_sequences):

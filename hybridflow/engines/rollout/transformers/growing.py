@@ -11,8 +11,15 @@ from transformers import PreTrainedModel
 from hybridflow.batch import Ragged
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.sampling import draw
-from hybridflow.engines.rollout.transformers.attention import LayerMasks, Unread, next_logits
+from hybridflow.engines.rollout.transformers.attention import (
+    LayerMasks,
+    Readers,
+    Unread,
+    next_logits,
+    reads_several_tokens,
+)
 from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, Drawn, Prefill
+from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED, parts_by_length
 
 
 class GrowingStep:
@@ -32,6 +39,7 @@ class GrowingStep:
         ends: Int64[Tensor, " E"],
     ) -> None:
         self.check_every = 1 if uniforms.device.type == "cpu" else CHECK_EVERY_TOKENS
+        self.can_proceed = reads_several_tokens(model)
         self._model = model
         self._device = uniforms.device
         self._masks = LayerMasks(model)
@@ -46,8 +54,8 @@ class GrowingStep:
         self.tokens, self.logprobs, counts = drawn
         self.rows = torch.arange(len(uniforms), device=self._device)
         self._is_unfinished = torch.ones_like(self.rows, dtype=torch.bool)
-        self._is_read = torch.ones(len(uniforms), dtype=torch.bool)
-        """Whether a row is not stopped [B], on the host."""
+        self._is_active = torch.ones(len(uniforms), dtype=torch.bool)
+        """Whether a row reads and draws [B], on the host."""
 
         self._next = torch.zeros_like(self.rows)
         """The token that each row reads next, the last one before it draws [B]."""
@@ -69,7 +77,7 @@ class GrowingStep:
             else:
                 masks = self._masks(*columns.used())
             self._draw(next_logits(self._model, self._next[:, None], positions, masks, self._cache))
-        self._num_cached = self._num_cached + self._is_read
+        self._num_cached = self._num_cached + self._is_active
 
     def unfinished(self) -> Tensor:
         """See `DecodeStep.unfinished`: now."""
@@ -77,8 +85,9 @@ class GrowingStep:
 
     def keep(self, rows: Int64[Tensor, " K"]) -> None:
         new = {row: number for number, row in enumerate(rows.tolist())}
+        assert self._unread.keys() <= new.keys(), "rows that read their prompts are unfinished"
         self._unread = {new[row]: tokens for row, tokens in self._unread.items()}
-        for name in ("_num_cached", "_is_read"):
+        for name in ("_num_cached", "_is_active"):
             setattr(self, name, vars(self)[name][rows.cpu()])
         rows = rows.to(self._device)
         self._cache.batch_select_indices(rows)
@@ -96,14 +105,14 @@ class GrowingStep:
         for name in ("tokens", "logprobs", "_uniforms"):
             own, new = (F.pad(table, (0, budget - table.shape[1])) for table in (vars(self)[name], vars(other)[name]))
             setattr(self, name, placed(own[self.rows], new[other.rows], places))
-        for name in ("_num_cached", "_is_read", "_next", "_num_drawn", "_is_unfinished"):
+        for name in ("_num_cached", "_is_active", "_next", "_num_drawn", "_is_unfinished"):
             setattr(self, name, placed(vars(self)[name], vars(other)[name], places))
         self.rows = torch.arange(len(self.tokens), device=self._device)
         self._cache.allow(int(self._num_cached.max()) + longest)
 
     def stop(self, is_stopped: Bool[Tensor, " B"]) -> None:
         """Lets rows wait: they read and draw nothing more."""
-        self._is_read = self._is_read & ~is_stopped
+        self._is_active = self._is_active & ~is_stopped
         for row in is_stopped.nonzero()[:, 0].tolist():
             self._unread.pop(row, None)
 
@@ -124,7 +133,7 @@ class GrowingStep:
             if len(ids) > start + 1:
                 self._unread[row] = ids[start:-1].tolist()
         self._num_cached[rows] = last
-        self._is_read[rows] = True
+        self._is_active[rows] = True
         budget, places = uniforms.shape[1], rows.to(self._device)
         self._next[places] = sequences.values[sequences.offsets[1:] - 1].to(self._device)
         self._is_unfinished[places] = True
@@ -138,27 +147,28 @@ class GrowingStep:
     def _read_several(self) -> Tensor:
         """Reads all unread tokens and the next one of each row, packed as one sequence; returns the rows' logits."""
         tokens, self._unread = self._unread, {}
-        num_rows, counts = len(self.rows), [len(each) for each in tokens.values()]
-        unread = Unread.of(counts, [*tokens], self._device)
-        last, device = self._num_cached.to(self._device), self._device
-        counts_of = torch.zeros_like(last)
-        counts_of[unread.readers] = torch.tensor(counts, device=device)
-        positions = torch.cat([last, (last - counts_of)[unread.rows] + unread.at[1]])
-        ids = torch.cat([self._next, torch.tensor([*chain(*tokens.values())], device=device)])
-        rows = torch.arange(num_rows, device=device)
+        device, readers = self._device, torch.tensor([*tokens])
+        counts = torch.tensor([len(each) for each in tokens.values()])
+        parts = parts_by_length(counts, LEAST_SAVED[device.type])
+        unread = Unread([Readers.of(readers[part], counts[part], device) for part in parts])
+        ordered = chain(*(tokens[row] for part in parts for row in readers[part].tolist()))
+        next_positions, rows = self._num_cached.to(device), unread.rows
+        num_unread = torch.zeros_like(self._num_cached).index_copy(0, readers, counts).to(device)
+        positions = torch.cat([next_positions, (next_positions - num_unread)[rows] + unread.numbers])
+        ids = torch.cat([self._next, torch.tensor([*ordered], device=device)])
         columns = self._cache.columns
-        columns.set_several(torch.cat([rows, unread.rows]), positions)
+        columns.set_several(torch.cat([torch.arange(len(self.rows), device=device), rows]), positions)
         masks = self._masks(*columns.used())
         return next_logits(self._model, ids[None], positions[None], masks, self._cache, unread)
 
     def _draw(self, logits: Tensor) -> None:
-        if bool(self._is_read.all()):
+        if bool(self._is_active.all()):
             self._next = self._drawn(logits, self.rows, self._num_drawn)
             self._num_drawn = self._num_drawn + 1
             if len(self._ends):
                 self._is_unfinished &= ~torch.isin(self._next, self._ends)
             return
-        chosen = self._is_read.nonzero()[:, 0].to(self._device)
+        chosen = self._is_active.nonzero()[:, 0].to(self._device)
         if len(chosen):
             drawn = self._drawn(logits[chosen], self.rows[chosen], self._num_drawn[chosen])
             self._next[chosen] = drawn

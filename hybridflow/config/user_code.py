@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from hybridflow.config.carried_code import code_here
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import LONGEST_TEXT, ConfigError
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")} | {"<frozen"})
+"""Beginnings of the names of files that belong to Python and installed packages."""
 
 FILE_MODULE = "hybridflow_user_"
 """Prefix of the names of modules that are loaded from `path/file.py:name`."""
@@ -96,14 +100,16 @@ def named_parameters(function: Callable) -> dict[str, inspect.Parameter]:
 
 
 def described(error: BaseException, *, callers: Collection[str]) -> str:
-    """Describes an error and the innermost line that raised it: `ValueError: bad answer (reward.py, line 12)`.
+    """Describes an error and the line that raised it: `ValueError: bad answer (reward.py, line 12)`.
 
-    `callers` are our own files through which the user's code was called; their lines are omitted. Long texts are cut.
+    If an installed library raised it, this is the line that called the library. `callers` are our own files through
+    which the user's code was called; their lines are omitted. Long texts are cut.
     """
     text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
     if isinstance(error, SyntaxError):
         return text
     frames = user_frames(error, callers=callers)
+    frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{text}{place}"
 

@@ -181,8 +181,8 @@ def _check_answers(answers: Sequence, table: Table, functions: Sequence[str]) ->
         raise DataError(
             f"{len(without)} of {len(table)} rows have no answer, which reward.functions=[{','.join(functions)}] need;"
             f" the first is {table.place(without[0])}.",
-            remedy="Name the column with data.answer_key=..., leave such rows out with data.filters, or add a reward"
-            " function that needs no answer.",
+            remedy="Name the column with data.answer_key=..., leave such rows out with data.filters, or name a reward"
+            " function that needs no answer, such as 'environment' with environment=NAME.",
         )
 
 

@@ -138,8 +138,10 @@ class ChatCompletions:
         message |= {name: given[name] for name in ("name", "tool_call_id") if given.get(name) is not None}
         if given["role"] != "assistant":
             return message
-        if given.get("tool_calls"):
-            message["tool_calls"] = [_call(call, number) for call in given["tool_calls"]]
+        if calls := given.get("tool_calls"):
+            if not isinstance(calls, list):
+                raise RequestError(f"'tool_calls' of messages[{number}] must be a list.")
+            message["tool_calls"] = [_call(call, number) for call in calls]
         return self._replies.get(_key(message), message)
 
 

@@ -9,6 +9,7 @@ from numbers import Real
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.user_code import described, ending_forks
 from hybridflow.environments.interface import (
+    LARGEST_NUMBER,
     EpisodeOver,
     Failed,
     Finished,
@@ -55,9 +56,7 @@ async def _played(environment: LoadedEnvironment, config: EnvironmentSettings, s
         kind, notes = _Interrupted if isinstance(error, OSError) else EpisodeError, error.__dict__.get("__notes__", [])
         raise kind(
             " ".join([f"it raised {described(error, callers={__file__})}.", *notes]),
-            remedy="Set environment.processes to 1 or more."
-            if needs_loop
-            else "Let it return what it knows, or fix it.",
+            remedy="Set environment.processes to 1 or more." if needs_loop else "Fix it, or catch the exception.",
         ) from error
 
 
@@ -180,22 +179,29 @@ def _checked_step(answer: object) -> tuple[Observation, float, bool, dict]:
 
 
 def _number(value: object, of: str, remedy: str) -> float:
-    """A finite number; raises `EpisodeError` for anything else, such as the text that some games return on failure."""
-    if isinstance(value, Real) and math.isfinite(value):
+    """A number in the range of float32; raises `EpisodeError` for anything else, such as a text after a failure."""
+    if isinstance(value, Real) and _magnitude(value) <= LARGEST_NUMBER:
         return float(value)
     raise EpisodeError(f"{of} returned the reward {_shown(value)}, not a finite number.", remedy=remedy)
 
 
+def _magnitude(value: Real) -> float:
+    try:
+        return abs(float(value))
+    except OverflowError:  # of an integer
+        return math.inf
+
+
 def _plain(info: object) -> dict:
-    """The information of a step without what JSON cannot represent."""
+    """The information of a step without what JSON or float32 cannot represent."""
     if not isinstance(info, Mapping):
         raise EpisodeError(f"it returned info={_shown(info)}, not a dictionary.", remedy=f"Write '{_STEP}'.")
     plain = {}
     for name, value in info.items():
-        if isinstance(value, bool | int | float | str):
+        if isinstance(value, bool | str):
             plain[str(name)] = value
-        elif isinstance(value, Real):
-            plain[str(name)] = float(value)
+        elif isinstance(value, Real) and not _magnitude(value) > LARGEST_NUMBER:
+            plain[str(name)] = value if isinstance(value, int | float) else float(value)
     return json.loads(json.dumps(plain))
 
 

@@ -37,6 +37,9 @@ class LoadedEnvironment:
     needs_info: bool = False
     """Its episodes use `Model.info`."""
 
+    gives_rewards: bool = True
+    """False for tools alone: other functions score its episodes."""
+
 
 def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
     """The environment of the configuration. Raises `ConfigError` if it cannot run an episode."""
@@ -62,7 +65,9 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
         return _coroutine(found, config, is_trusted=is_trusted)
     if isinstance(found, list | tuple):
         logger.info("environment=%s kind='a list of %d tools'", name, len(found))
-        return LoadedEnvironment(partial(Tools, found), is_coroutine=False, takes_seed=False, is_trusted=False)
+        return LoadedEnvironment(
+            partial(Tools, found), is_coroutine=False, takes_seed=False, is_trusted=False, gives_rewards=False
+        )
     if not callable(found):
         raise ConfigError(
             f"environment: {name} is of type {type(found).__name__}, not a class or coroutine function.",

@@ -84,7 +84,7 @@ class EpisodePlayer:
         self._formats = {is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat) for is_chat in (False, True)}
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
-        self._has_checked = self._has_seen_special = False
+        self._has_checked = self._has_seen_special = self._has_seen_cut_call = False
         self._limits_noted: set[str] = set()
         self._num_failures = 0
         self._numbers = count()
@@ -169,7 +169,7 @@ class EpisodePlayer:
             logger.warning("%s row=%d starts again: %s", self._config.chosen, episode.row, event.reason)
             running.retry(number)
         elif isinstance(event, Failed):
-            self._count_failure(event.reason)
+            self._count_failure(episode, event.reason)
             running.finish(number, None)
         else:
             running.finish(number, self._ended(episode, event))
@@ -182,7 +182,7 @@ class EpisodePlayer:
             episode.transcripts[True].select(**ended.tokens)
             self._check_prompt(episode.transcripts[True])
         except EpisodeError as error:
-            self._count_failure(f"{error.message} {error.remedy}")
+            self._count_failure(episode, f"{error.message} {error.remedy}")
             return None
         return ended
 
@@ -283,6 +283,8 @@ class EpisodePlayer:
         message: Message = {"role": "assistant", "content": text}
         if calls and all("error" not in call for call in calls):
             message["tool_calls"] = [tool_call(call["name"], call["arguments"], i) for i, call in enumerate(calls)]
+        if ask.tools and is_truncated and self._calls_in(text):
+            self._note_cut_call(running)
         if not calls and (special := transcript.special_token(ids)):
             self._note_special(running, special)
         transcript.add_reply(ids, logprobs, message)
@@ -292,6 +294,19 @@ class EpisodePlayer:
             episode.is_truncated = is_truncated
         tokens = ([], []) if ask.prompt_ids is None else (ids, logprobs)
         return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids), *tokens)
+
+    def _note_cut_call(self, running: RunningEpisodes) -> None:
+        """Counts a tool call that a limit cut off; the first one of the player's life is also logged."""
+        running.counts["environment/cut_tool_calls"] += 1
+        if not self._has_seen_cut_call:
+            self._has_seen_cut_call = True
+            logger.warning(
+                "%s: a tool call was cut off by environment.max_turn_tokens=%d or data.max_response_tokens=%d, so no"
+                " tool was called; raise them if this happens often (environment/cut_tool_calls)",
+                self._config.chosen,
+                self._max_turn_tokens,
+                self._max_response_tokens,
+            )
 
     def _note_special(self, running: RunningEpisodes, token: str) -> None:
         """Counts a reply that contains a special token; the first one of the player's life is also logged."""
@@ -324,14 +339,16 @@ class EpisodePlayer:
                     _REMEDIES[limit],
                 )
 
-    def _count_failure(self, reason: str) -> None:
+    def _count_failure(self, episode: Episode, reason: str) -> None:
         """Raises `EpisodeError` if more episodes have failed than `environment.error_budget` allows."""
         self._num_failures += 1
-        budget = self._config.error_budget
-        logger.warning("environment failures=%d environment.error_budget=%d: %s", self._num_failures, budget, reason)
-        if self._num_failures > budget:
+        failures, budget = self._num_failures, self._config.error_budget
+        where = f"row {episode.row} of the batch, replies so far: {episode.turns}"
+        if failures > budget:
             raise EpisodeError(
-                f"{self._config.chosen} failed: {reason} This rank has lost {self._num_failures} episodes so"
-                f" far; environment.error_budget={budget} allows {budget} per rank.",
+                f"{self._config.chosen} failed ({where}): {reason} Failed episodes of this rank so far: {failures};"
+                f" environment.error_budget={budget} allows {budget}.",
                 remedy="Fix the environment, or raise environment.error_budget.",
             )
+        words = "environment failures=%d environment.error_budget=%d (%s): %s"
+        logger.warning(words, failures, budget, where, reason)

@@ -64,7 +64,8 @@ class EpisodeProcess(ServedProcess):
         name, seconds = "step_seconds", self._config.step_seconds
         if self._seconds_left < seconds:
             name, seconds = "episode_seconds", self._config.episode_seconds
-        return Failed(f"it took longer than environment.{name}={seconds:g}.", is_infrastructure=True)
+        longer = f"it took longer than environment.{name}={seconds:g}; raise that setting if it needs more time."
+        return Failed(longer, is_infrastructure=True)
 
     def _wait_for_step(self) -> None:
         self._sent = time.monotonic()
@@ -112,7 +113,7 @@ class ProcessStage:
 
     def abandon(self) -> None:
         for process in self._busy.values():
-            if not process.connection.closed:
+            if not process.connection.closed and self._server.is_running:
                 process.end()
         self._busy.clear()
         self._acting.clear()

@@ -2,17 +2,18 @@
 
 import asyncio
 import json
-import math
 import os
 import shlex
 import shutil
+import tempfile
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
+from typing import BinaryIO
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.endpoint import Endpoint
-from hybridflow.environments.interface import EpisodeOver, Model
+from hybridflow.environments.interface import LARGEST_NUMBER, EpisodeOver, Model
 from hybridflow.errors import ConfigError, EpisodeError
 
 _SHOWN_CHARACTERS = 300
@@ -37,20 +38,22 @@ async def play_program(
     `none`, it is 0, for runs with other reward functions. Raises `EpisodeError` if it fails.
     """
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # that of this process
-    with Endpoint(model) as endpoint:
+    # Not pipes, which processes that outlive the program would keep open.
+    with Endpoint(model) as endpoint, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(program),
             stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
             env=variables | endpoint.variables,
         )
         try:
-            output, errors = await process.communicate(json.dumps({**row, "seed": seed}).encode() + b"\n")
+            await process.communicate(json.dumps({**row, "seed": seed}).encode() + b"\n")
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+        output, errors = _written(stdout), _written(stderr)
     status = process.returncode
     if endpoint.over is not None and status:
         raise EpisodeOver(endpoint.over)
@@ -65,6 +68,11 @@ async def play_program(
     if reward == RewardSource.last_line:
         return _printed_reward(output)
     return float(reward == RewardSource.exit_status and status == 0), {}
+
+
+def _written(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
 
 
 def check_program(config: EnvironmentSettings) -> None:
@@ -102,7 +110,7 @@ def _printed_reward(output: bytes) -> tuple[float, dict]:
         found = None
     info = {name: value for name, value in found.items() if name != "reward"} if isinstance(found, dict) else {}
     reward = found.get("reward") if isinstance(found, dict) else found
-    if isinstance(reward, int | float) and math.isfinite(reward):
+    if isinstance(reward, int | float) and abs(reward) <= LARGEST_NUMBER:
         return float(reward), info
     raise EpisodeError(
         f"the last line of its program is not a reward: {line[:_SHOWN_CHARACTERS]!r}.",

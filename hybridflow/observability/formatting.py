@@ -39,6 +39,10 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+_ROUNDING = 1e-12
+"""Sums of floats that would be 0 without rounding are smaller."""
+
+
 def short(number: float) -> str:
     """About three significant digits: `0`, `0.621`, `0.0165`, `12.3`, `54.5k`, `1.2e-05`; `-` for NaN.
 
@@ -52,7 +56,7 @@ def short(number: float) -> str:
     if number == round(number):
         return f"{number:.0f}"
     if size < 1e-3:
-        return f"{number:.1e}"
+        return f"{number:.1e}" if size > _ROUNDING else "0"
     decimals = max(0, 2 - math.floor(math.log10(float(f"{size:.3g}"))))
     return f"{number:.{decimals}f}"
 

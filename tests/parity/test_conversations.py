@@ -188,6 +188,32 @@ def test_after_new_weights_nothing_of_the_earlier_ones_is_used():
     assert float(gap.abs().max()) < EXACT
 
 
+def test_a_row_that_ran_while_weights_changed_is_not_continued():
+    model = toy_model("llama")
+    engine = TransformersEngine(model, max_sequences=4, eos_token_ids=())
+    engine.submit(batch_of([(0, 0)], [[11, 12, 13]]), Sampling(), max_response_tokens=8, seed=0, may_continue=True)
+    engine.poll(max_tokens=3)
+    engine.pause(keep_cache=True)
+    with torch.no_grad():
+        for slot in engine.weight_slots().values():
+            slot.tensor.mul_(1.3)
+    engine.resume(version=1)
+    reply = engine.poll().tokens("response_ids").row(0).tolist()
+    following = batch_of([(0, STRIDE)], [[11, 12, 13, *reply, 20]])
+    engine.submit(following, Sampling(), max_response_tokens=8, seed=0, may_continue=True)
+    found, expected = engine.poll(), engine.generate(following, Sampling(), max_response_tokens=8, seed=0)
+    assert torch.equal(found.tokens("response_ids").values, expected.tokens("response_ids").values)
+
+
+def test_replies_of_one_token_keep_no_more_rows_than_there_are_places():
+    engine = TransformersEngine(toy_model("llama"), max_sequences=2, eos_token_ids=())
+    for uid in range(5):
+        rows = batch_of([(uid, 0)], [[11, 12]])
+        engine.submit(rows, Sampling(), max_response_tokens=1, seed=0, may_continue=True)
+        assert len(engine.poll()) == 1
+    assert len(engine._decodings) == 1
+
+
 def test_a_finished_row_keeps_its_place_no_longer_than_reading_it_again_would_cost():
     engine = TransformersEngine(toy_model("llama"), max_sequences=4, eos_token_ids=())
     engine.submit(batch_of([(0, 0)], [[11, 12]]), Sampling(), max_response_tokens=3, seed=0, may_continue=True)

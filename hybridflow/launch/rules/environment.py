@@ -54,13 +54,21 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
         return
     yield from _size_problems(config)
     yield from _engine_problems(config)
-    if rewards and not is_scored:
-        yield Advice(
-            f"{settings.chosen}: the rewards of its episodes are not used.",
-            remedy="Add 'environment' to reward.functions.",
-        )
+    if rewards and found.gives_rewards != is_scored:
+        yield _reward_advice(settings.chosen, gives_rewards=found.gives_rewards)
     if settings.credit is not Credit.outcome and config.dataflow not in WITHOUT_TRAINING:
         yield from _credit_problems(config)
+
+
+def _reward_advice(chosen: str, *, gives_rewards: bool) -> Advice:
+    if gives_rewards:
+        return Advice(
+            f"{chosen}: the rewards of its episodes are not used.", remedy="Add 'environment' to reward.functions."
+        )
+    return Advice(
+        f"{chosen}: tools alone give no rewards, so 'environment' in reward.functions gives 0.",
+        remedy="Name another reward function, or write an environment with reset and step.",
+    )
 
 
 def _server_problems(settings: EnvironmentSettings, *, is_coroutine: bool) -> Iterator[Problem]:

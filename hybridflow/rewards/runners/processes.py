@@ -151,6 +151,11 @@ class ForkServer:
         self._control.send(self._setup)
         self._close = weakref.finalize(self, _close, process, self._control)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has started, and has neither been closed nor been found dead."""
+        return self._control is not None
+
     def close(self) -> None:
         """Ends the server and its processes, if it runs."""
         self._close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 import urllib.error
@@ -63,6 +64,7 @@ def mistakes(messages):
         ask([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]),
         ask(messages, tools="none"),
         ask(messages, tool_choice="required"),
+        ask([{"role": "assistant", "content": "", "tool_calls": 5}]),
         ask(messages),
     ]
     with open(sys.argv[2], "w") as file:
@@ -110,6 +112,12 @@ def talks(messages):
 def hangs(messages):
     ask(messages)
     time.sleep(60)
+
+
+def leaves(messages):
+    ask(messages)
+    subprocess.Popen(["sleep", "20"], start_new_session=True)
+    print(json.dumps({"reward": 2.0, "huge": 10**400}))
 
 
 def fails(messages):

@@ -239,6 +239,8 @@ def test_an_observation_longer_than_the_budget_ends_the_episode_before_it(tokeni
     ("act", "found"),
     [
         ("raise", "ZeroDivisionError: division by zero (toy_environments.py, line"),
+        ("parse", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) (toy_"),
+        ("huge", "the reward 1e+308"),
         ("none", "'step' returned None, not four values"),
         ("three", "'step' returned 3 values"),
         ("text reward", "the reward 'failed' of type str"),
@@ -331,7 +333,7 @@ def test_after_all_retries_a_failed_episode_is_masked_and_does_not_change_its_gr
         assert [bool(row["response_mask"].any()) for row in rows_of(found)] == [True, False, True, True]
         assert found.object("episode_return") == [6.0] * 4
         assert len(list(tmp_path.iterdir())) == 2 and "failures=1" in caplog.text
-        with pytest.raises(EpisodeError, match="has lost 2 episodes"):
+        with pytest.raises(EpisodeError, match="rank so far: 2;"):
             player.play(prompts)
 
 

@@ -77,6 +77,7 @@ def test_requests_that_cannot_be_answered_say_why(tokenizer, tmp_path):
         (400, "invalid_request"),
         (400, "invalid_request"),
         (400, "unsupported_parameter"),
+        (400, "invalid_request"),
     ]
     wanted = (
         "OPENAI_API_KEY",
@@ -88,6 +89,7 @@ def test_requests_that_cannot_be_answered_say_why(tokenizer, tmp_path):
         "must be text",
         "'tools' must be",
         "tool_choice='auto'",
+        "'tool_calls' of messages[0] must be a list",
     )
     assert all(part in error["message"] for part, (_, error) in zip(wanted, refused, strict=True))
 
@@ -119,6 +121,12 @@ def test_a_program_that_fails_is_an_error(tokenizer, how, found):
     with Player(tokenizer, program=program(how), **settings) as player, pytest.raises(EpisodeError) as error:
         player.play(prompts_of(tokenizer, TEXTS[:1]))
     assert found in error.value.message and error.value.remedy
+
+
+def test_a_process_that_outlives_its_program_does_not_delay_it(tokenizer):
+    with Player(tokenizer, program=program("leaves"), processes=1, max_turn_tokens=6, step_seconds=15.0) as player:
+        found = player.play(prompts_of(tokenizer, TEXTS[:1]))
+    assert found.object("episode_return") == [2.0] and "environment/info/huge" not in str(found.meta)
 
 
 @pytest.mark.parametrize(

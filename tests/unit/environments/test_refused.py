@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hybridflow.batch import Batch
-from hybridflow.errors import EpisodeError
+from hybridflow.errors import EpisodeError, ProcessKilled
 from tests.oracles.training import response_logprobs, rows_of
 from tests.unit.environments.players import FILE, Parrot, Player, conversations, prompts_of
 from tests.unit.environments.test_program import program
@@ -63,6 +63,13 @@ def test_a_coroutine_is_told_what_was_wrong_and_may_ask_again(caplog, says, reas
     assert found.object("episode_return") == [0.5] and not found.row("failed").any()
     assert len(corrected.prompts) == 1 and found.tokens("fork_starts").lengths.tolist() == [0]
     assert [message["role"] for message in found.object("messages")[0]] == ["user", "assistant"]
+
+
+def test_the_death_of_the_fork_server_is_named(tokenizer, tmp_path):
+    prompts = prompts_of(tokenizer, ["12+34="], act=["end server"])
+    settings = {"processes": 1, "max_turn_tokens": 6, "step_seconds": 1.0, "settings": {"folder": str(tmp_path)}}
+    with Player(tokenizer, "Misbehaves", **settings) as player, pytest.raises(ProcessKilled, match="fork server"):
+        player.play(prompts)
 
 
 def test_a_role_that_the_template_knows_is_shown():

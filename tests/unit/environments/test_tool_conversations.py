@@ -95,11 +95,12 @@ def test_mistakes_are_answered_with_an_explanation_and_the_episode_goes_on():
     assert found.object("episode_return") == [1.0] and found.row("turns").tolist() == [4.0]
 
 
-def test_a_call_that_was_cut_off_is_no_call():
+def test_a_call_that_was_cut_off_is_no_call_and_is_counted(caplog):
     model = Recited("qwen2_5", ["<tool_call>\n{"], cut_off=(0,))
     found = played(model)
     assert found.object("episode_return") == [0.0] and found.row("truncated").tolist() == [True]
     assert "<tool_response>" not in str(found.object("messages"))
+    assert found.meta["environment/cut_tool_calls"] == 1.0 and "environment.max_turn_tokens=100" in caplog.text
 
 
 def test_the_built_in_calculator_works_with_the_form_of_mistral():

@@ -1,6 +1,7 @@
 """Environments for tests, some of which misbehave; loaded by their path, as a user's are."""
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -142,6 +143,9 @@ class Misbehaves(Echo):
             "kill": lambda: os.kill(os.getpid(), 9),
             "exit": lambda: os._exit(5),
             "raise": lambda: 1 / 0,
+            "parse": lambda: json.loads("{"),
+            "huge": lambda: ("text", 1e308, False, {}),
+            "end server": lambda: (os.kill(os.getppid(), 9), time.sleep(60)),
             "disconnect": lambda: (_ for _ in ()).throw(ConnectionResetError("gone")),
             "none": lambda: None,
             "three": lambda: ("text", 1.0, False),

@@ -230,8 +230,10 @@ class Decoding:
         return bool(self._resting)
 
     def forget(self) -> None:
-        """Drops the keys and values of finished requests."""
+        """Drops the keys and values of finished requests, and of those that run once they have finished."""
         self._resting.clear()
+        for row in self._is_open.nonzero()[:, 0].tolist():
+            self._requests[row].may_continue = False
 
     @torch.inference_mode()
     def remove(self, requests: Sequence[Request]) -> Responses:

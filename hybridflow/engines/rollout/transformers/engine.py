@@ -128,6 +128,8 @@ class TransformersEngine(RolloutShell):
             if others and new.num_unfinished:
                 self._finished_here += [*others[0].take(), *new.take()]
                 others[0].join(new, max_rows=self._max_sequences)
+            elif others:  # nothing would advance it, so what it keeps would never be dropped
+                self._finished_here += new.take()
             else:
                 self._decodings.append(new)
             self._drop_empty()

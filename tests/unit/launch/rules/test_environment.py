@@ -41,6 +41,17 @@ def test_rewards_that_are_not_used_are_named():
     assert "are not used" in advice.message and "reward.functions" in advice.remedy
 
 
+def test_tools_alone_are_scored_by_another_function(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        'def add(a: int) -> int:\n    """Adds.\n\n    Args:\n        a: A number.\n    """\n\n\nTOOLS = [add]\n'
+    )
+    tools = f"environment={file}:TOOLS"
+    assert judged(planned(*RUN, tools, "reward.functions=exact_match"), environment_problems) == []
+    (advice,) = judged(planned(*RUN, tools), environment_problems)
+    assert "tools alone give no rewards" in advice.message and "another reward function" in advice.remedy
+
+
 def test_an_environment_without_samples_has_no_effect():
     plan = planned("environment=guess_number", "trainer.total_steps=1", name="sft")
     assert "has no effect" in judged(plan, environment_problems)[0].message

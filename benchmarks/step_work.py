@@ -30,25 +30,18 @@ def lengths(workload: Workload, shape: str, algorithm: str) -> list[tuple[int, i
     step = SHAPES[shape]
     if not step.is_long_tailed:
         return [(step.prompt_tokens, step.response_tokens, step.sequences)]
-    path = workload.rows_for(shape, algorithm)
+    stored = _stored_rows(workload.rows_for(shape, algorithm))
     if algorithm == "grpo":
-        prompts = _stored_prompts(path)
-        return [(prompt, step.response_tokens, step.sequences / len(prompts)) for prompt in prompts]
-    found = _stored_lengths(path)
+        return [(len(row["prompt"]), step.response_tokens, step.sequences / len(stored)) for row in stored]
+    names = ("chosen", "rejected", "completion")
+    found = [(len(row["prompt"]), len(row[name]) + 1) for row in stored for name in names if name in row]
     rows = len(found) if algorithm == "sft" else len(found) / 2
     return [(prompt, response, step.prompts / rows) for prompt, response in found]
 
 
 @cache
-def _stored_prompts(path: Path) -> list[int]:
-    return [len(json.loads(line)["prompt"]) for line in path.read_text().splitlines()]
-
-
-@cache
-def _stored_lengths(path: Path) -> list[tuple[int, int]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    names = ("chosen", "rejected", "completion")
-    return [(len(row["prompt"]), len(row[name]) + 1) for row in rows for name in names if name in row]
+def _stored_rows(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def forward_flops(size: ModelSize, prompt: int, response: int, *, has_logits: bool) -> float:

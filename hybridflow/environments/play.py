@@ -39,6 +39,15 @@ _REMEDIES = {
 }
 """Remedies if most episodes reach a limit."""
 
+_CUT_CALL = (
+    "a tool call was cut off by environment.max_turn_tokens=%d or data.max_response_tokens=%d, so no tool was called;"
+    " raise them if this happens often (environment/cut_tool_calls)"
+)
+_SPECIAL_TOKEN = (
+    "the model sampled the special token '%s' within a reply; it stays in the prompt as it is. Remove it from"
+    " observations that repeat a reply, where it would be encoded as the same token"
+)
+
 
 class ReplySampler(Protocol):
     """A rollout engine with settings for sampling, which nothing else uses meanwhile."""
@@ -84,8 +93,10 @@ class EpisodePlayer:
         self._formats = {is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat) for is_chat in (False, True)}
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
-        self._has_checked = self._has_seen_special = self._has_seen_cut_call = False
-        self._limits_noted: set[str] = set()
+        self._has_checked = False
+        self._noted: set[str] = set()
+        """Metrics and limits of which the log has warned."""
+
         self._num_failures = 0
         self._numbers = count()
 
@@ -279,14 +290,16 @@ class EpisodePlayer:
         transcript, ask = episode.asked, episode.ask
         assert ask is not None, "a reply without a question"
         text, num_prompt_tokens = transcript.text_of(ids), len(transcript.prompt_ids)
-        calls = self._calls_in(text) if ask.tools and not is_truncated else []
+        found = self._calls_in(text) if ask.tools else []
+        calls = [] if is_truncated else found
         message: Message = {"role": "assistant", "content": text}
         if calls and all("error" not in call for call in calls):
             message["tool_calls"] = [tool_call(call["name"], call["arguments"], i) for i, call in enumerate(calls)]
-        if ask.tools and is_truncated and self._calls_in(text):
-            self._note_cut_call(running)
+        if found and is_truncated:
+            limits = self._max_turn_tokens, self._max_response_tokens
+            self._note(running, "environment/cut_tool_calls", _CUT_CALL, *limits)
         if not calls and (special := transcript.special_token(ids)):
-            self._note_special(running, special)
+            self._note(running, "environment/special_token_replies", _SPECIAL_TOKEN, special)
         transcript.add_reply(ids, logprobs, message)
         episode.ask, episode.has_trained_reply = None, ask.is_trained
         episode.turns += 1
@@ -295,30 +308,12 @@ class EpisodePlayer:
         tokens = ([], []) if ask.prompt_ids is None else (ids, logprobs)
         return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids), *tokens)
 
-    def _note_cut_call(self, running: RunningEpisodes) -> None:
-        """Counts a tool call that a limit cut off; the first one of the player's life is also logged."""
-        running.counts["environment/cut_tool_calls"] += 1
-        if not self._has_seen_cut_call:
-            self._has_seen_cut_call = True
-            logger.warning(
-                "%s: a tool call was cut off by environment.max_turn_tokens=%d or data.max_response_tokens=%d, so no"
-                " tool was called; raise them if this happens often (environment/cut_tool_calls)",
-                self._config.chosen,
-                self._max_turn_tokens,
-                self._max_response_tokens,
-            )
-
-    def _note_special(self, running: RunningEpisodes, token: str) -> None:
-        """Counts a reply that contains a special token; the first one of the player's life is also logged."""
-        running.counts["environment/special_token_replies"] += 1
-        if not self._has_seen_special:
-            self._has_seen_special = True
-            logger.warning(
-                "%s: the model sampled the special token '%s' within a reply; it stays in the prompt as it is."
-                " Remove it from observations that repeat a reply, where it would be encoded as the same token",
-                self._config.chosen,
-                token,
-            )
+    def _note(self, running: RunningEpisodes, metric: str, words: str, *values: object) -> None:
+        """Counts a reply under a metric; the first one of the player's life is also logged."""
+        running.counts[metric] += 1
+        if metric not in self._noted:
+            self._noted.add(metric)
+            logger.warning(f"%s: {words}", self._config.chosen, *values)
 
     def _note_limits(self, running: RunningEpisodes) -> None:
         """Warns once of each limit at which most episodes of a batch have ended."""
@@ -328,8 +323,8 @@ class EpisodePlayer:
         }
         for limit, setting in settings.items():
             found, count = running.counts[f"{LIMITED}{limit}"], len(running.results)
-            if 2 * found > count and limit not in self._limits_noted:
-                self._limits_noted.add(limit)
+            if 2 * found > count and limit not in self._noted:
+                self._noted.add(limit)
                 logger.warning(
                     "%s: %d of %d episodes ended at %s before they were done; %s",
                     self._config.chosen,

@@ -49,7 +49,7 @@ class Readers(NamedTuple):
 class Unread(NamedTuple):
     """Describes a step in which some rows read several tokens, packed as one sequence.
 
-    The sequence has the last token of each of the B rows, and then the E other tokens, `parts` after `parts`.
+    The sequence has the last token of each of the B rows, and then the E other tokens, in the order of `parts`.
     """
 
     parts: list[Readers]

@@ -230,7 +230,7 @@ class Decoding:
         return bool(self._resting)
 
     def forget(self) -> None:
-        """Drops the keys and values of finished requests, and of those that run once they have finished."""
+        """Drops the keys and values of finished requests; those of running requests are dropped when these finish."""
         self._resting.clear()
         for row in self._is_open.nonzero()[:, 0].tolist():
             self._requests[row].may_continue = False

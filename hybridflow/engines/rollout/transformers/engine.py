@@ -10,12 +10,7 @@ from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.memory import Released, WeightBuffer
 from hybridflow.engines.rollout.requests import Request, Responses
 from hybridflow.engines.rollout.shell import RolloutShell
-from hybridflow.engines.rollout.transformers.attention import (
-    FULL,
-    IMPLEMENTATION,
-    SLIDING,
-    use_decoding_attention,
-)
+from hybridflow.engines.rollout.transformers.attention import FULL, IMPLEMENTATION, SLIDING, use_decoding_attention
 from hybridflow.engines.rollout.transformers.decode import Decoding
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory
 from hybridflow.engines.rollout.transformers.graphs import Graphs, can_be_captured, run_eagerly

@@ -4,7 +4,7 @@ This file has dynamic sampling and the overlong punishment; `trainer_configs/alg
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -67,9 +67,13 @@ class DAPO(Dataflow):
         return self.reward.score(self.rollout.generate(prompts.repeat(self.samples_per_prompt)))
 
     def learn(self, batch: BatchRef) -> Metrics:
-        """Refills the batch first: which groups have a signal is known only now, so `collect` does not wait for it."""
+        """Refills the batch first: which groups have a signal is known only now, so `collect` does not wait for it.
+
+        With `filters_ahead`, the groups without a signal have been replaced before.
+        """
         settings = self.settings
-        gathered = dynamic_sampling(batch, self.refill, metric=settings.filter_metric, max_refills=settings.max_refills)
+        refill = None if self.filters_ahead else self.refill
+        gathered = dynamic_sampling(batch, refill, metric=settings.filter_metric, max_refills=settings.max_refills)
         batch = gathered.batch
 
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
@@ -80,6 +84,12 @@ class DAPO(Dataflow):
         metrics = wait(self.actor.update(batch))
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(batch, unused=gathered.unused) | gathered.metrics
+
+    def filter_out(self, batch: BatchRef, *, num_batches: float) -> Sequence[int]:
+        """The groups without a signal, until `max_refills` batches of them have been discarded."""
+        if num_batches >= self.settings.max_refills:
+            return ()
+        return _prompts_of(batch)[~_has_signal(batch, self.settings.filter_metric)].tolist()
 
     def refill(self) -> BatchRef:
         """Samples of the next prompts of the stream, with scores."""
@@ -113,16 +123,19 @@ class Gathered:
     metrics: Metrics
 
 
-def dynamic_sampling(first: BatchRef, further: Callable[[], BatchRef], *, metric: str, max_refills: int) -> Gathered:
+def dynamic_sampling(
+    first: BatchRef, further: Callable[[], BatchRef] | None, *, metric: str, max_refills: int
+) -> Gathered:
     """As many groups as `first` has, taken from it and from further batches (DAPO, sec. 3.2).
 
     Draws batches until enough groups have unequal scores, or `max_refills` extra batches are drawn; then the first
-    groups without a signal fill the batch. `metric` names the scores: `scores`, or those of a reward function. Instead
-    of `scores`, the `filter_scores` of a reward are compared if it has them.
+    groups without a signal fill the batch. If `further` is None, they were replaced before, as far as the limit allows.
+    `metric` names the scores: `scores`, or those of a reward function. Instead of `scores`, the `filter_scores` of a
+    reward are compared if it has them.
     """
     drawn, given, flags = [first], [_prompts_of(first)], [_has_signal(first, metric)]
     wanted = len(given[0])
-    while int(torch.cat(flags).sum()) < wanted and len(drawn) <= max_refills:
+    while further and int(torch.cat(flags).sum()) < wanted and len(drawn) <= max_refills:
         drawn.append(further())
         given.append(_prompts_of(drawn[-1]))
         flags.append(_has_signal(drawn[-1], metric))
@@ -138,16 +151,13 @@ def dynamic_sampling(first: BatchRef, further: Callable[[], BatchRef], *, metric
             " use harder or easier prompts, or more samples per prompt.",
             without_signal, wanted, max_refills,
         )  # fmt: skip
-    numbers = {
-        "prompts_drawn": len(uids),
-        "groups_kept": wanted - without_signal,
-        "groups_discarded": len(discarded),
-        "groups_surplus": len(surplus),
-        "groups_without_signal": without_signal,
-        "refills": len(drawn) - 1,
-    }
+    numbers = {"groups_kept": wanted - without_signal, "groups_without_signal": without_signal}
+    if further is not None:
+        numbers |= {"prompts_drawn": len(uids), "refills": len(drawn) - 1}
+        numbers |= {"groups_discarded": len(discarded), "groups_surplus": len(surplus)}
     metrics = {f"dapo/{name}": last(number) for name, number in numbers.items()}
-    metrics["dapo/signal_fraction"] = mean(float(has_signal.float().mean()), len(uids))
+    if further is not None:
+        metrics["dapo/signal_fraction"] = mean(float(has_signal.float().mean()), len(uids))
     is_kept = torch.isin(batch.row("uid"), kept)
     return Gathered(batch.take(is_kept.nonzero().flatten()), batch.take(~is_kept), metrics)
 

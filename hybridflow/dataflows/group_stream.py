@@ -18,6 +18,8 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.accounts import account
 from hybridflow.dataflows.ahead import PROMPTS
 from hybridflow.dataflows.discards import Discards
+from hybridflow.dataflows.drawn_prompts import DrawnPrompts
+from hybridflow.dataflows.group_filter import GroupFilter
 from hybridflow.dataflows.group_rollout import GroupRollout
 from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups
 from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue, GroupState, collectable
@@ -54,13 +56,9 @@ class GroupStream:
         self._sampler = GroupSampler(run.dataflow, sampler, run.calls, self._go_on)
         setattr(run.dataflow, name, self._sampler)
         self._rollout = GroupRollout(sampler)
+        self._filter = GroupFilter(run.dataflow)
         self._queue = self._new_queue()
-        self._prompts: dict[int, Batch] = {}
-        """The prompt of each group in the queue, a batch of one row."""
-
-        self._positions: dict[int, Mapping[str, int]] = {}
-        """The state of the stream before the batch with this prompt was drawn."""
-
+        self._prompts = DrawnPrompts(self._stream)
         self._finished: list[int] = []
         """Groups whose rows have finished, and that have not been collected."""
 
@@ -111,7 +109,8 @@ class GroupStream:
             self._send(max_tokens=TURN_TOKENS, stays_awake=True)
             self._receive()
             turns += 1
-            is_stuck = 0 < len(self._finished) == len(self._queue.of(GroupState.running)) and not self._queue.room(step)
+            is_idle = len(self._finished) == len(self._queue.of(GroupState.running)) and not self._filter.num_waiting
+            is_stuck = self._finished and is_idle and not self._queue.room(step)
             assert not is_stuck, f"{len(self._finished)} groups cannot be divided over {self._run.num_devices} devices"
         if turns and not self._run.rollout_overlaps:
             self._rollout.send(None, max_tokens=0)  # a colocated rollout goes to sleep
@@ -121,7 +120,7 @@ class GroupStream:
         if self._run.asynchrony.when_stale is WhenStale.mask:
             oldest = step - self._run.asynchrony.max_staleness
             self._batch, self._num_masked = without_stale_tokens(self._batch, oldest)
-        self._trained_prompts = Batch.concat([self._prompts[uid] for uid in uids])
+        self._trained_prompts = self._prompts.of(uids)
         self._run.dataflow.forget_observed()
         self._drawn = self._stream.state()
         return self._trained_prompts
@@ -146,14 +145,16 @@ class GroupStream:
         self._balance -= sum(tokens_of_groups([batch]).values())
         is_all = self._drawn == self._stream.state()
         metrics = account(self._run, self._ledger, prompts, batch, step=self._step, is_all=is_all)
-        metrics |= version_metrics(batch) | self._discards.end_step(trained=len(self._chosen))
+        metrics |= version_metrics(batch) | self._filter.end_step(trained=len(self._chosen))
+        metrics |= self._discards.end_step(trained=len(self._chosen))
         metrics |= self._lengths.after(batch, rows=self._rollout.rows, tokens=self._rollout.tokens)
         if self._run.asynchrony.when_stale is WhenStale.mask:
             metrics["async/masked_tokens"] = last(self._num_masked)
         self._schedule.end_step(self._step, sorted(group.uid for group in self._chosen))
         self._queue.remove(self._chosen)
         for group in self._chosen:
-            del self._prompts[group.uid], self._positions[group.uid], self._collected[group.uid]
+            self._prompts.forget(group.uid)
+            del self._collected[group.uid]
         self._chosen, self._batch, self._trained_prompts = (), None, None
         self.is_stepping = False
         held = sum(tokens_of_groups([self._rows([*self._collected])]).values()) if self._collected else 0
@@ -163,14 +164,9 @@ class GroupStream:
 
     def state(self) -> SavedState:
         """Where the queue is, without tokens: its groups would be generated again."""
-        draws: list[SavedState] = []
-        for uid in self._queue.groups:
-            position = dict(self._positions[uid])
-            if not draws or draws[-1]["position"] != position:
-                draws.append({"position": position, "uids": []})
-            draws[-1]["uids"].append(uid)
         skipped = {str(step): count for step, count in self._skipped.items()}
         lengths = {"trained": [*self._lengths.trained], "finished": self._rollout.forgotten()}
+        draws = self._prompts.state(self._queue.groups)
         return {"draws": draws, "skipped": skipped, "totals": self._ledger.totals, "lengths": lengths}
 
     def saved(self) -> SavedState:
@@ -179,9 +175,12 @@ class GroupStream:
         self._receive(waits=False, collects=False)
         state, done = self.state(), [uid for uid, batch in self._collected.items() if batch.has_ended]
         if done:
-            prompts = Batch.concat([self._prompts[uid] for uid in done])
             versions = [self._queue.groups[uid].version for uid in done]
-            state["done"] = {"uids": done, "versions": versions, "batch": as_state(self._rows(done), prompts)}
+            state["done"] = {
+                "uids": done,
+                "versions": versions,
+                "batch": as_state(self._rows(done), self._prompts.of(done)),
+            }
         if self._finished:
             found = self._finished_rows(self._finished)
             state["finished"] = {"names": list(found), "batch": as_state(rows_at([*found.values()]), Batch({}))}
@@ -195,12 +194,8 @@ class GroupStream:
         """Restores what `state` or `saved` returned; the stream has been restored."""
         self.is_stepping = False
         self._forget()
-        now = self._stream.state()
-        for draw in [*state.get("draws", []), *state.get("batches", [])]:  # those of whole batches, if it had them
-            self._stream.restore(draw["position"])
-            prompts = self._stream.next()
-            self._add(prompts, draw["position"], draw.get("uids", prompts.row("uid").tolist()))
-        self._stream.restore(now)
+        draws = [*state.get("draws", []), *state.get("batches", [])]  # those of whole batches, if it had them
+        self._add(self._prompts.restore(draws))
         self._skipped = Counter({int(step): count for step, count in state.get("skipped", {}).items()})
         self._ledger = Ledger(dict(state.get("totals", {})))
         lengths = state.get("lengths", {"trained": (0, 0), "finished": (0, 0)})
@@ -231,9 +226,10 @@ class GroupStream:
 
     def _forget(self) -> None:
         self._rollout.restart()
+        self._filter.forget()
         self._queue, self._discards = self._new_queue(self._queue.groups_per_step), Discards(self._run.asynchrony)
         self._balance, self._batch, self._chosen = 0, None, ()
-        for held in (self._prompts, self._positions, self._collected, self._given_up):
+        for held in (self._prompts, self._collected, self._given_up):
             held.clear()
         self._finished.clear()
         self._truncated.clear()
@@ -242,11 +238,8 @@ class GroupStream:
         """Restores the groups that are done, and those that have finished and were not collected."""
         if "done" in state:
             uids = state["done"]["uids"]
-            prompts = Batch.concat([self._prompts[uid] for uid in uids])
-            batch = from_state(state["done"]["batch"], prompts, self._run.calls)
-            for uid, version in zip(uids, state["done"]["versions"], strict=True):
-                self._queue.finish(uid, version)
-                self._collected[uid] = batch
+            batch = from_state(state["done"]["batch"], self._prompts.of(uids), self._run.calls)
+            self._take(batch, dict(zip(uids, state["done"]["versions"], strict=True)))
             self._balance += sum(tokens_of_groups([batch]).values())
         if "finished" in state:
             names = [(uid, sample) for uid, sample in state["finished"]["names"]]
@@ -268,19 +261,12 @@ class GroupStream:
 
     def _draw_until(self, is_enough: Callable[[], bool]) -> None:
         while not self._queue.groups_per_step or not is_enough():
-            position = self._stream.state()
-            prompts = self._stream.next()
-            self._queue.groups_per_step = len(prompts)
-            self._add(prompts, position, prompts.row("uid").tolist())
+            self._add(self._prompts.draw())
 
-    def _add(self, prompts: Batch, position: Mapping[str, int], uids: Iterable[int]) -> None:
-        """Adds some of the prompts that were drawn at a position."""
-        row_of = {uid: row for row, uid in enumerate(prompts.row("uid").tolist())}
-        self._queue.groups_per_step = len(prompts)
+    def _add(self, uids: Iterable[int]) -> None:
+        """Adds groups whose prompts have been drawn."""
         self._queue.add(uids)
-        for uid in uids:
-            self._prompts[uid] = prompts.slice(row_of[uid], row_of[uid] + 1)
-            self._positions[uid] = position
+        self._queue.groups_per_step = self._prompts.batch_size or self._queue.groups_per_step
 
     def _send(self, **call: Any) -> None:
         """Gives up what is too old or too late, begins other groups, and lets all of them run."""
@@ -291,9 +277,10 @@ class GroupStream:
             for group in queue.overdue(settings.deadline_tokens):
                 self._end_early(group)
         depth = 0 if self.is_alone else queue.depth
-        self._draw_until(lambda: len(queue.of(GroupState.waiting)) >= queue.room(step, depth=depth))
-        began = queue.admit(step, depth=depth)
-        asked = self._sampler.asked(Batch.concat([self._prompts[group.uid] for group in began])) if began else None
+        least = self._least - len(queue.of(GroupState.running)) if self._filter.is_used else 0  # collected together
+        self._draw_until(lambda: len(queue.of(GroupState.waiting)) >= queue.room(step, depth=depth, least=least))
+        began = queue.admit(step, depth=depth, least=least)
+        asked = self._sampler.asked(self._prompts.of([group.uid for group in began])) if began else None
         self._rollout.send(asked, **call)
 
     def _go_on(self) -> None:
@@ -328,27 +315,45 @@ class GroupStream:
         if collects:
             self._collect()
 
+    @property
+    def _least(self) -> int:
+        """The fewest groups that can be collected together: each rank of a role must get one."""
+        return min(self._run.num_devices, self._queue.groups_per_step)
+
     def _collect(self) -> None:
-        """Calls `collect` for groups that have finished."""
+        """Filters the groups that were collected before, and calls `collect` for those that have finished since."""
+        for uid, is_filtered in self._filter.known(groups_per_step=self._queue.groups_per_step):
+            if (group := self._queue.groups.get(uid)) and is_filtered:
+                self._give_up(group, "filtered")
+            elif group:
+                group.is_known = True
         steps = self._run.trainer.total_steps - self._step
         uids = collectable(
             self._finished,
             running=len(self._queue.of(GroupState.running)) - len(self._finished),
             left=steps * self._queue.groups_per_step - len(self._collected) - len(self._finished),
-            least=min(self._run.num_devices, self._queue.groups_per_step),
+            least=self._least,
         )
         if not uids:
             return
         self._finished = [uid for uid in self._finished if uid not in uids]
-        batch = self._sampler.answered(Batch.concat([self._prompts[uid] for uid in uids]), self._finished_rows(uids))
+        batch = self._sampler.answered(self._prompts.of(uids), self._finished_rows(uids))
+        versions: dict[int, int] = {}
         for uid in uids:
             group = self._rollout.forget(uid)
             assert group.oldest_version is not None, f"group {uid} has no rows"
-            self._queue.finish(uid, group.oldest_version)
-            self._collected[uid] = batch
+            versions[uid] = group.oldest_version
             if uid in self._truncated:
                 self._truncated.remove(uid)
                 self._ledger.count("groups_truncated")
+        self._take(batch, versions)
+
+    def _take(self, batch: BatchRef, versions: Mapping[int, int]) -> None:
+        """Some groups have been collected, with the version of their oldest token."""
+        self._collected |= dict.fromkeys(versions, batch)
+        for uid, version in versions.items():
+            self._queue.finish(uid, version, is_known=not self._filter.is_used)
+        self._filter.add([*versions], batch)
 
     def _finished_rows(self, uids: Iterable[int]) -> dict[RowName, Place]:
         return {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}
@@ -371,7 +376,7 @@ class GroupStream:
         uid = group.uid
         self._queue.remove([group])
         self._truncated.discard(uid)
-        del self._prompts[uid], self._positions[uid]
+        self._prompts.forget(uid)
         if group.state is GroupState.waiting:
             return
         if uid in self._collected:

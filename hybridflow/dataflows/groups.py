@@ -37,6 +37,9 @@ class Group:
     decode_steps: int = 0
     """The decoding steps that its replica has taken since it began."""
 
+    is_known: bool = True
+    """Once it is done: whether it is known that a step may train on it."""
+
 
 @dataclass
 class GroupQueue:
@@ -54,7 +57,8 @@ class GroupQueue:
     max_staleness: int
     total_steps: int
     when_stale: WhenStale = WhenStale.wait
-    """`wait`: no group becomes too old. `drop`: `stale` ones must be given up. `mask`: their age does not matter."""
+    """`wait`: a step waits, so that no group becomes too old (unless more are in flight). `drop`: it does not wait, and
+    `stale` ones must be given up. `mask`: their age does not matter."""
 
     groups: dict[int, Group] = field(default_factory=dict)
 
@@ -71,22 +75,26 @@ class GroupQueue:
         """The groups in some states, in the order of the stream."""
         return [group for group in self.groups.values() if group.state in states]
 
-    def room(self, step: int, *, depth: int | None = None) -> int:
-        """How many more groups may be in flight at a step; `depth` replaces that of the queue."""
-        steps = min((self.depth if depth is None else depth) + 1, self.total_steps - step)
-        return max(0, steps * self.groups_per_step - len(self.of(GroupState.running, GroupState.done)))
+    def room(self, step: int, *, depth: int | None = None, least: int = 0) -> int:
+        """How many more groups may be in flight at a step; `depth` replaces that of the queue.
 
-    def admit(self, step: int, *, depth: int | None = None) -> list[Group]:
+        If there is room, it is for at least `least` groups.
+        """
+        steps = min((self.depth if depth is None else depth) + 1, self.total_steps - step)
+        free = steps * self.groups_per_step - len(self.of(GroupState.running, GroupState.done))
+        return max(free, least) if free > 0 else 0
+
+    def admit(self, step: int, *, depth: int | None = None, least: int = 0) -> list[Group]:
         """The waiting groups that begin now, oldest first."""
-        began = self.of(GroupState.waiting)[: self.room(step, depth=depth)]
+        began = self.of(GroupState.waiting)[: self.room(step, depth=depth, least=least)]
         for group in began:
             group.state, group.version, group.decode_steps = GroupState.running, step, 0
         return began
 
-    def finish(self, uid: int, oldest_version: int) -> None:
+    def finish(self, uid: int, oldest_version: int, *, is_known: bool = True) -> None:
         """Marks a group as done; `oldest_version` is that of its oldest token."""
         group = self.groups[uid]
-        group.state, group.version = GroupState.done, oldest_version
+        group.state, group.version, group.is_known = GroupState.done, oldest_version, is_known
 
     def restart(self) -> None:
         """Puts all groups back to waiting after their tokens were lost."""
@@ -99,21 +107,21 @@ class GroupQueue:
         A step waits for as many old groups as the following steps could not take before they are too old: of those that
         are due at step + k, all but k B.
         """
-        done, oldest = self.of(GroupState.done), step - self.max_staleness
+        done, oldest = [group for group in self.of(GroupState.done) if group.is_known], step - self.max_staleness
         if self.when_stale is not WhenStale.mask:
             done = [group for group in done if group.version >= oldest]
         if len(done) < self.groups_per_step:
             return None
         for later in range(self.max_staleness if self.when_stale is WhenStale.wait else 0):
             due = [group for group in self.of(GroupState.running, GroupState.done) if group.version <= oldest + later]
-            ready = sum(group.state is GroupState.done for group in due)
+            ready = sum(group.state is GroupState.done and group.is_known for group in due)
             if ready < len(due) - later * self.groups_per_step:
                 return None
         return sorted(done, key=lambda group: (group.version, group.uid))[: self.groups_per_step]
 
     def stale(self, step: int) -> list[Group]:
-        """With `drop`: the groups that are too old for a step, and will be for every later one."""
-        if self.when_stale is not WhenStale.drop:
+        """The groups that are too old for a step, and will be for every later one; none with `mask`."""
+        if self.when_stale is WhenStale.mask:
             return []
         oldest = step - self.max_staleness
         return [group for group in self.of(GroupState.running, GroupState.done) if group.version < oldest]

@@ -1,6 +1,6 @@
 """The base class of dataflows: roles, settings, and the two halves of a step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import ClassVar, Protocol, get_args, get_type_hints
@@ -68,10 +68,10 @@ class Dataflow(DescribesRoles):
 
     `iteration` counts finished steps, and `seed` is the run's: random numbers derived from these two are the same in a
     resumed run. `max_response_tokens` limits the length of responses. `wants_old_logprobs` says whether an update needs
-    `actor.logprobs` (`algorithm.old_logprobs`). `last_batch` is the last argument of `observe`, for the sample table;
-    `observed` and `unused` have all batches that the step has passed to it. `streams` are for a step that needs more
-    data: `prompts` continues after the step's own prompts, and `pretraining` yields batches of
-    `data.pretraining_files`.
+    `actor.logprobs` (`algorithm.old_logprobs`), and `filters_ahead` whether the loop calls `filter_out`. `last_batch`
+    is the last argument of `observe`, for the sample table; `observed` and `unused` have all batches that the step has
+    passed to it. `streams` are for a step that needs more data: `prompts` continues after the step's own prompts, and
+    `pretraining` yields batches of `data.pretraining_files`.
     """
 
     Settings: ClassVar[type] = NoSettings
@@ -103,6 +103,7 @@ class Dataflow(DescribesRoles):
         self.iteration = 0
         self.seed = 0
         self.wants_old_logprobs = True
+        self.filters_ahead = False
         self.max_response_tokens: int | None = None
         self.last_batch: BatchRef | None = None
         self.observed: list[BatchRef] = []
@@ -127,6 +128,14 @@ class Dataflow(DescribesRoles):
     def learn(self, batch: BatchRef) -> Metrics:
         """Updates the models on what `collect` returned, and publishes the weights."""
         raise NotImplementedError(f"{type(self).__name__} does not define learn")
+
+    def filter_out(self, batch: BatchRef, *, num_batches: float) -> Sequence[int]:
+        """Groups, by their `uid`, of a batch of `collect` from which `learn` would learn nothing; none by default.
+
+        With `asynchrony.partial_rollouts`, the loop discards them, and others begin in their place. `num_batches` is
+        the number of groups that were discarded since the last step, in batches.
+        """
+        return ()
 
     def observe(self, batch: BatchRef, *, unused: BatchRef | None = None) -> Metrics:
         """Metrics of scores and lengths of a batch, which has all generated rows except `unused` ones.

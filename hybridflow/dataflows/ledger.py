@@ -11,7 +11,7 @@ from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.errors import BatchError
 from hybridflow.observability.metrics import Metrics, last
 
-REASONS = ("stale", "deadline", "empty", "fault")
+REASONS = ("stale", "deadline", "empty", "filtered", "fault")
 """Why a group may be discarded before `learn` (`Ledger.discard`)."""
 
 _METRICS = {

@@ -61,14 +61,22 @@ def logged(kind):
 
 
 def run_of(
-    directory: Path, run_dir: Path, kind=GRPO, *, staleness=1, ahead=1, steps=STEPS, save_every=0, old=None
+    directory: Path,
+    run_dir: Path,
+    kind=GRPO,
+    *,
+    staleness=1,
+    ahead=1,
+    steps=STEPS,
+    save_every=0,
+    **further,
 ) -> Run:
-    old = old or (OldLogprobs.rollout if staleness else OldLogprobs.auto)
+    old = further.get("old") or (OldLogprobs.rollout if staleness else OldLogprobs.auto)
     weights_of = CorrectionLevel.token if old is OldLogprobs.interpolate else CorrectionLevel.none
     algorithm = Algorithm(advantage=ALGORITHMS[kind], old_logprobs=old, correction=Correction(weights=weights_of))
     run_dir.mkdir(exist_ok=True)
     costs = [function(run_dir, "long", "float(len(ids))")] if kind is SafeRLHF else []
-    rewards = [function(run_dir, "odd", "float(ids[0] % 2)")]
+    rewards = [function(run_dir, "odd", further.get("reward", "float(ids[0] % 2)"))]
     further = {"max_staleness": staleness, "costs": costs, "rewards": rewards}
     roles = local_roles(directory, algorithm=algorithm, **further)
     settings = kind.Settings() if kind.Settings is not NoSettings else NoSettings()

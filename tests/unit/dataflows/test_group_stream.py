@@ -40,11 +40,11 @@ def streamed(
     *,
     staleness=2,
     ahead=1,
-    steps=STEPS,
-    save_every=0,
+    reward="float(ids[0] % 2)",
     **settings,
 ) -> Run:
-    run = run_of(directory, run_dir, kind, staleness=staleness, ahead=ahead, steps=steps, save_every=save_every)
+    sizes = {name: settings.pop(name) for name in ("steps", "save_every") if name in settings}
+    run = run_of(directory, run_dir, kind, staleness=staleness, ahead=ahead, reward=reward, **sizes)
     engine = engine_of(run)
     start = engine._start
 

@@ -55,6 +55,10 @@ class Transfer(Section):
     """Compare checksums of source and destination: for all weights of small models, otherwise for a subset that changes
     with each transfer."""
 
+    overlap: bool = False
+    """With partial rollouts and a rollout in a pool of its own: it generates while new weights arrive in a copy, and
+    pauses only to switch to them. Takes memory for a second copy of the rollout's weights."""
+
 
 @dataclass
 class Sampling(Section):

@@ -214,6 +214,7 @@ def _rollout(plan: RunPlan) -> PlannedRollout | None:
         given=given,
         memory_fraction=config.rollout.vllm.gpu_memory_fraction if has_fraction else None,
         captures_graphs=not config.rollout.vllm.enforce_eager,
+        copies_weights=config.rollout.transfer.overlap,
     )
 
 

@@ -94,7 +94,7 @@ def _rollout(plan: RunPlan, layout: RolloutLayout, found: PlannedStep) -> dict[s
         settings["rollout.max_sequences"] = layout.max_sequences
     rollout, device = found.request.rollout, found.request.cluster_of(ROLLOUT).device
     if layout.engine == RolloutKind.vllm and not device.is_cpu and rollout is not None:
-        memory = rollout_memory(rollout.use, layout)
+        memory = rollout_memory(rollout.use, replace(layout, copies_weights=False))  # vLLM knows nothing of the copy
         share = (memory.resident_bytes + memory.extra_bytes) / device.memory_bytes
         settings["rollout.vllm.gpu_memory_fraction"] = math.ceil(100 * share) / 100
     return settings

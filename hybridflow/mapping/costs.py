@@ -288,6 +288,7 @@ class StepCosts:
             layout = replace(
                 bare,
                 max_sequences=min(most, rows),
+                copies_weights=rollout.copies_weights and not is_colocated,
                 sleeps=is_colocated,
                 captures_graphs=rollout.captures_graphs and not self._cluster_of(rollout.role).device.is_cpu,
             )
@@ -302,7 +303,7 @@ class StepCosts:
         device = self._cluster_of(rollout.role).device
         if device.is_cpu:
             return [CPU_CACHE_BYTES]
-        memory = rollout_memory(rollout.use, replace(layout, cache_bytes=0.0))
+        memory = rollout_memory(rollout.use, replace(layout, cache_bytes=0.0, copies_weights=False))
         taken = memory.resident_bytes + memory.extra_bytes
         shares = _SHARES if rollout.memory_fraction is None else [rollout.memory_fraction]
         left = {min(share * device.memory_bytes - taken, needed) for share in shares}

@@ -116,6 +116,9 @@ class RolloutLayout:
     is_colocated: bool = True
     """Whether it runs in the actor's processes."""
 
+    copies_weights: bool = False
+    """Whether new weights arrive in a copy of them (`rollout.transfer.overlap`)."""
+
     sleeps: bool = True
     """Whether the KV cache is freed while other roles compute."""
 

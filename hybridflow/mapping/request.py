@@ -41,6 +41,9 @@ class PlannedRollout:
     captures_graphs: bool = True
     """Whether decoding steps are captured as CUDA graphs (vllm)."""
 
+    copies_weights: bool = False
+    """Whether weights arrive in a copy if it has a pool of its own (`rollout.transfer.overlap`)."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -72,6 +72,9 @@ class Resharder:
             is_cancelled=transport.is_cancelled,
         )
         self._version: int | None = None
+        self._number = 0
+        """Transfers that have ended."""
+
         self._failure: str | None = None
         own = Member(node or socket.gethostname(), neighbor, declared(self._source()), declared(self._slots))
         self._set_up(own, transfer, make)
@@ -130,16 +133,36 @@ class Resharder:
         stage = f"the transfer of version {version}"
         try:
             if self._is_exchange:
+                self._announce(version)
                 self._barrier.wait(stage)
             report = self._moved(stage, version)
             if self._is_exchange:
                 self._barrier.wait(f"the end of {stage}")
+                self._withdraw()
         except BaseException as error:
             self._failure = str(error)
             self._transport.abort()
             raise
         self._version = version
+        self._number += 1
         return report
+
+    def announced(self) -> int | None:
+        """The version that rank 0 has begun to transfer and this rank has not; it may call `transfer` now or later."""
+        store, key = self._transport.store, self._key
+        return int(store.get(key)) if store.check([key]) else None
+
+    def _announce(self, version: int) -> None:
+        if self._transport.rank == 0:
+            self._transport.store.set(self._key, str(version))
+
+    def _withdraw(self) -> None:
+        if self._transport.rank == 0:
+            self._transport.store.delete_key(self._key)
+
+    @property
+    def _key(self) -> str:
+        return f"transfer {self._number}"
 
     def _moved(self, stage: str, version: int) -> TransferReport:
         try:

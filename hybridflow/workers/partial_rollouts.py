@@ -13,6 +13,7 @@ from hybridflow.config.rollout import DEFAULT_SEQUENCES, Sampling
 from hybridflow.controller.protocols import GENERATION, part_of
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.workers.incoming_weights import IncomingWeights
 
 CHECK_EVERY_TOKENS = 4
 """How often a replica that yields checks for a waiting call; the ranks of a tensor- or pipeline-parallel replica decide
@@ -60,6 +61,12 @@ class PartialRollouts:
         self._ranks = context.rendezvous.ranks(context.role, mesh) if mesh.count_along(_AXES) > 1 else None
         if self._ranks is not None:
             self._ranks.group(*_AXES)  # all ranks of the rollout make it together
+        self.incoming: IncomingWeights | None = None
+        """Weights that may arrive while rows run."""
+
+        self._has_looked = False
+        """Whether a waiting call has been seen before, without weights that arrive."""
+
         self._running: set[RowName] = set()
 
     def advance(
@@ -76,16 +83,17 @@ class PartialRollouts:
         `replicas` has the replica of each row of `prompts`, and `max_tokens` the most decoding steps, of all replicas
         or of each (None: until no row runs). `withdrawn` are (uid, sample_index) of rows to return with the tokens that
         they have; with None, all rows are dropped. With `yields`, it returns when its process has been sent another
-        call.
+        call, unless weights are arriving, for which that call only has to wait.
         Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS` and the replica.
         """
         before, is_divided = self._engine.num_steps, self._ranks is not None
+        self._has_looked = False
         # The ranks of a divided replica compute each token together: none may leave the others.
         with nullcontext() if is_divided else self._context.interruptible():
             parts = [self._withdrawn(withdrawn)]
             self._submit(prompts, replicas)
             limit = max_tokens[self._replica] if isinstance(max_tokens, Sequence) else max_tokens
-            while self._engine.num_running and not (yields and self._is_awaited()):
+            while self._engine.num_running and not (yields and self._must_yield()):
                 left = CHECK_EVERY_TOKENS
                 if limit is not None:
                     left = min(left, limit - (self._engine.num_steps - before))
@@ -119,8 +127,17 @@ class PartialRollouts:
         for part in [rows] if has_places else rows.split(sizes.tolist()):
             self._engine.submit(part, self._sampling, max_response_tokens=self._max_response_tokens, seed=self._seed)
 
-    def _is_awaited(self) -> bool:
-        if self._ranks is None:
-            return self._context.is_awaited()
-        is_first = self._ranks.mesh.index_along(self._ranks.rank, _AXES) == 0
-        return bool(self._ranks.maximum(int(is_first and self._context.is_awaited()), *_AXES))
+    def _must_yield(self) -> bool:
+        is_first = self._ranks is None or self._ranks.mesh.index_along(self._ranks.rank, _AXES) == 0
+        if not self._on_any_rank(is_first and self._context.is_awaited()):
+            return False
+        if self.incoming is None:
+            return True
+        if self._on_any_rank(self.incoming.are_arriving()):
+            return False
+        has_looked, self._has_looked = self._has_looked, True  # the actor may be about to send weights
+        return has_looked
+
+    def _on_any_rank(self, value: bool) -> bool:
+        """Whether something holds on a rank of the replica."""
+        return value if self._ranks is None else bool(self._ranks.maximum(int(value), *_AXES))

@@ -9,7 +9,7 @@ from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.model import Model
-from hybridflow.config.rollout import Rollout, Transfer
+from hybridflow.config.rollout import Rollout
 from hybridflow.controller.protocols import BROADCAST, EACH_REPLICA, GENERATION
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.transfer import transfer
@@ -20,9 +20,8 @@ from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
-from hybridflow.resharding.resharder import Resharder, joint_group
-from hybridflow.resharding.transport import Transport
 from hybridflow.workers.episode_sampler import EpisodeSampler
+from hybridflow.workers.incoming_weights import IncomingWeights
 from hybridflow.workers.model_worker import chosen_device
 from hybridflow.workers.partial_rollouts import PartialRollouts, TurnArguments
 
@@ -142,7 +141,7 @@ class RolloutWorker(Worker):
         context.ranks()  # all ranks connect before vLLM makes its groups
         self._transfer = setup.rollout.transfer
         self._generator = ResponseGenerator(context, setup)
-        self._resharder: Resharder | None = None
+        self._incoming: IncomingWeights | None = None
 
     def close(self) -> None:
         """Ends the processes of the environment."""
@@ -155,18 +154,17 @@ class RolloutWorker(Worker):
 
     @transfer(BROADCAST, changes=False)
     def join_actor(self, address: StoreAddress, sizes: tuple[int, int]) -> None:
-        """Connects to the actor's ranks at their store; `sizes` counts the actor's and the rollout's ranks."""
-        group = actor_rollout_group(self.context, address, sizes, self._transfer, first_rank=sizes[0])
-        slots = self._generator.engine.weight_slots()
-        self._resharder = Resharder(None, slots, group=group, node=self.context.node, transfer=self._transfer)
+        """See `IncomingWeights`."""
+        if self._incoming is not None:
+            self._incoming.abandon()
+        self._incoming = IncomingWeights(self.context, self._generator.engine, address, sizes, self._transfer)
+        self._generator.partial.incoming = self._incoming if self._incoming.has_copies else None
 
     @transfer(BROADCAST, changes=False)
     def receive_weights(self, version: int) -> None:
         """Receives the weights that the actor sends."""
-        assert self._resharder is not None, "the rollout has not joined the actor"
-        self._generator.engine.pause()
-        self._resharder.transfer(version)
-        self._generator.engine.resume(version=version)
+        assert self._incoming is not None, "the rollout has not joined the actor"
+        self._incoming.receive(version)
 
     @transfer(GENERATION, provides=GENERATED_COLUMNS, changes=False)
     def generate(self, prompts: Batch, purpose: str = "train") -> Batch:
@@ -186,17 +184,3 @@ class RolloutRole:
 
     worker_class: ClassVar[type[Worker]] = RolloutWorker
     setup: RolloutSetup
-
-
-def actor_rollout_group(
-    context: WorkerContext, address: StoreAddress, sizes: tuple[int, int], transfer: Transfer, *, first_rank: int
-) -> Transport:
-    """The group of the actor's ranks and, after them, the rollout's; `first_rank` is that of the caller's role."""
-    return joint_group(
-        context.rendezvous.link(address),
-        first_rank + context.rank,
-        sum(sizes),
-        timeout_seconds=transfer.timeout_seconds,
-        device=context.device,
-        is_cancelled=context.is_cancelled,
-    )

@@ -18,7 +18,8 @@ from hybridflow.parallel.groups import Ranks
 from hybridflow.resharding.grouping import micro_data_groups
 from hybridflow.resharding.plan import ReshardPlan
 from hybridflow.resharding.resharder import Resharder
-from hybridflow.workers.rollout import ResponseGenerator, RolloutSetup, actor_rollout_group
+from hybridflow.workers.incoming_weights import actor_rollout_group
+from hybridflow.workers.rollout import ResponseGenerator, RolloutSetup
 
 
 class WeightPublisher:

@@ -42,14 +42,46 @@ class Tailed(Slow):
             request.max_response_tokens = 60 if request.name[0] % 8 == 3 else 4
         super()._start(requests)
 """
+SLOW_TRANSFERS = """
+from pathlib import Path
+from threading import current_thread, main_thread
+
+from hybridflow.resharding.resharder import Resharder
+
+moved = Resharder._moved
+
+class Counting(Tailed):
+    '''Weights that arrive in a thread take half a second; notes how many steps of decoding are taken meanwhile.'''
+
+    arriving, steps = False, 0
+
+    def _step(self):
+        Counting.steps += Counting.arriving
+        return super()._step()
+
+def slowly_moved(self, stage, version):
+    if current_thread() is main_thread():
+        return moved(self, stage, version)
+    Counting.arriving, Counting.steps = True, 0
+    time.sleep(0.5)
+    report = moved(self, stage, version)
+    Counting.arriving = False
+    with Path(__file__).with_name("steps").open("a") as file:
+        print(Counting.steps, file=file)
+    return report
+
+Resharder._moved = slowly_moved
+"""
 STEPS, GROUPS = 5, 8
 VLLM = pytest.mark.vllm
 LAYOUTS = {
     "one replica": (["Tailed"], 1),
     "two replicas": (["Tailed"], 2),
+    "slow transfers": (["Counting", "rollout.transfer.overlap=true"], 1),
     "vllm": (["vllm"], 1),
     "two replicas of vllm": (["vllm"], 2),
     "vllm on two ranks": (["vllm", "rollout.parallelism.tensor=2"], 2),
+    "vllm on two ranks with copies": (["vllm", "rollout.parallelism.tensor=2", "rollout.transfer.overlap=true"], 2),
 }
 """The rollout engine and further settings, and the devices of the rollout's pool."""
 
@@ -65,7 +97,7 @@ def cases(quick: str) -> list:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Path]:
     """A function: a name, a layout and further settings -> the directory of the run."""
-    (tmp_path / "own.py").write_text(ENGINE)
+    (tmp_path / "own.py").write_text(ENGINE + SLOW_TRANSFERS)
 
     def directory(name: str, layout: str, *words: str) -> Path:
         (engine, *more), devices = LAYOUTS[layout]
@@ -113,6 +145,19 @@ def test_a_rollout_in_its_own_pool_is_interrupted_by_new_weights_and_replays_bit
     again = run("again", layout, f"asynchrony.replay={first}")
     assert reproducible(metric_rows(again)) == reproducible(metric_rows(first))
     assert recorded_steps(again) == recorded
+
+
+@pytest.mark.ray
+def test_a_rollout_generates_while_weights_arrive_and_replays_without_copies(
+    run: Callable[..., Path], ray_backend: Backend, tmp_path: Path
+):
+    first = run("first", "slow transfers")
+    steps = [int(line) for line in (tmp_path / "steps").read_text().splitlines()]
+    assert len(steps) >= STEPS - 2 and min(steps) > 0
+    yielded = [call for step in recorded_steps(first) for call in step.yielded]
+    assert all(call[0] >= least for call, least in zip(yielded[-len(steps) :], steps, strict=True))
+    again = run("again", "one replica", f"asynchrony.replay={first}")
+    assert reproducible(metric_rows(again)) == reproducible(metric_rows(first))
 
 
 def responses(run_dir: Path) -> dict[int, list[list[int]]]:

@@ -18,9 +18,11 @@ OWN = '''
 import os, signal, time
 from contextlib import suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from hybridflow.dataflows.grpo import GRPO
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
+from hybridflow.resharding.resharder import Resharder
 
 FOLDER = Path({folder!r})
 
@@ -61,6 +63,16 @@ class Engine(TransformersEngine):
         super().resume(version=version)
         if self.num_running:
             reached("interrupted", version)
+
+moved = Resharder._moved
+
+def slowly_moved(self, stage, version):
+    if current_thread() is not main_thread():
+        time.sleep(0.3)
+        reached("weights arrive", version)
+    return moved(self, stage, version)
+
+Resharder._moved = slowly_moved
 
 class Flow(GRPO):
     def __init__(self, *args, **kwargs):
@@ -173,6 +185,16 @@ def test_a_rollout_that_dies_with_groups_in_any_state(
     assert_each_prompt_is_trained_on_once(tmp_path, ended, steps)
     faults = faults_of(tmp_path)
     assert [(fault["fault"], fault["pools"]) for fault in faults] == [("WorkerDied", "generate")] * len(moments)
+
+
+@pytest.mark.slow
+def test_a_rollout_that_dies_while_it_generates_and_weights_arrive(
+    ray_backend: Backend, command: Command, tmp_path: Path
+):
+    deaths = {"weights arrive": 1, "before weights": 4, "interrupted": 7}
+    ended = run_here(command("rollout", deaths, 11, *partial(tmp_path), *APART, "rollout.transfer.overlap=true"))
+    assert_each_prompt_is_trained_on_once(tmp_path, ended, 11)
+    assert [(fault["fault"], fault["pools"]) for fault in faults_of(tmp_path)] == [("WorkerDied", "generate")] * 3
 
 
 @pytest.mark.slow

@@ -61,6 +61,7 @@ def rollout_layout(plan: RunPlan, role: RoleSpec, *, device_bytes: int | None) -
         max_sequences=rollout.max_sequences or DEFAULT_SEQUENCES,
         cache_bytes=cache,
         is_colocated=role.name == ACTOR,
+        copies_weights=rollout.transfer.overlap and role.name != ACTOR,
         sleeps=rollout.sleep is not False,
         captures_graphs=plan.device != "cpu" and not rollout.vllm.enforce_eager,
     )

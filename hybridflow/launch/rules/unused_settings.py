@@ -15,7 +15,7 @@ from hybridflow.errors import Advice
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.compose.overrides import shown
 from hybridflow.launch.plan.plan import RunPlan
-from hybridflow.launch.plan.roles import OWN_NAMES, ROLLOUT
+from hybridflow.launch.plan.roles import OWN_NAMES, ROLLOUT, is_colocated
 from hybridflow.workers.actor import ActorRole
 from hybridflow.workers.critic import CriticRole
 from hybridflow.workers.named_functions import PREFERENCE_NUMBERS, NamedFunction
@@ -88,10 +88,13 @@ def _of_asynchrony(plan: RunPlan) -> Iterator[Unused]:
         yield Unused(("asynchrony.ahead",), "asynchrony.max_staleness=0 generates nothing ahead")
     if not settings.partial_rollouts:
         names = ("when_stale", "deadline_tokens", "on_deadline", "replay")
-        keys = tuple(f"asynchrony.{name}" for name in names)
+        keys = (*(f"asynchrony.{name}" for name in names), "rollout.transfer.overlap")
         yield Unused(keys, "asynchrony.partial_rollouts=false generates whole batches")
-    elif settings.deadline_tokens is None:
+        return
+    if settings.deadline_tokens is None:
         yield Unused(("asynchrony.on_deadline",), "asynchrony.deadline_tokens sets no deadline")
+    if is_colocated(plan.config) or plan.backend is BackendKind.local:
+        yield Unused(("rollout.transfer.overlap",), "the rollout has no pool of its own")
 
 
 def _of_checkpoints(plan: RunPlan) -> Iterator[Unused]:

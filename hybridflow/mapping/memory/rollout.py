@@ -14,6 +14,8 @@ def rollout_memory(use: ModelUse, layout: RolloutLayout, *, bucket_bytes: float 
     """The memory of a rollout on each of its devices; it receives weights through a buffer of `bucket_bytes`."""
     shards = layout.pipeline * layout.tensor
     resident = {"weights of the rollout": float(weight_bytes(use.geometry, use.value_bytes, shards=shards))}
+    if layout.copies_weights:
+        resident["copy of the rollout's weights"] = resident["weights of the rollout"]
     generating = {"working memory of the rollout": _working_bytes(use, layout)}
     (generating if layout.sleeps else resident)["cache"] = layout.cache_bytes
     phases = {GENERATING: generating}

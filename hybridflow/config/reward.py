@@ -62,8 +62,8 @@ class Reward(Section):
     parallelism: Parallelism = field(default_factory=Parallelism)
     """How the reward model is parallelized over the devices of its pool."""
 
-    microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
-    """Tokens per forward pass of the reward model on each device."""
+    microbatch_tokens: Annotated[int | None, AT_LEAST_1] = None
+    """Tokens per forward pass of the reward model on each device; null: 8,192 on GPUs, 4,096 on CPUs."""
 
     offload_parameters: bool = False
     """Offload the reward model's weights to CPU while it is idle, if it runs on a training engine."""

@@ -14,6 +14,10 @@ _LEARNING_RATE = number(
     "from 0 to 1", lambda v: 0 <= v <= 1, ": AdamW changes every weight by about this much per step"
 )
 _EPSILON = number("of 1e-20 or more", lambda v: v >= 1e-20, ": below it, AdamW in float32 can divide by 0")
+MICROBATCH_TOKENS = {"cpu": 4096, "cuda": 8192}
+"""Defaults of `microbatch_tokens`. On a CPU, the C library returns larger temporary tensors to the operating system
+after each operation, and getting new pages takes longer than most operations."""
+
 _RANK = at_least(0, "Use 0 (no adapter) or more.")
 
 
@@ -98,8 +102,8 @@ class Training(Section):
     minibatch_size: Annotated[int | None, AT_LEAST_1] = None
     """Prompts per optimizer step, over all devices; null uses the whole batch."""
 
-    microbatch_tokens: Annotated[int, AT_LEAST_1] = 8192
-    """Maximum number of tokens per forward pass on each device; on CPUs, a pass has at most 4,096. Lower it if memory
+    microbatch_tokens: Annotated[int | None, AT_LEAST_1] = None
+    """Maximum number of tokens per forward pass on each device; null: 8,192 on GPUs, 4,096 on CPUs. Lower it if memory
     runs out; results do not change."""
 
     share_prefixes: bool = True

@@ -3,6 +3,7 @@
 Powers of two for the sizes that communicate in every layer, divisors for pipeline stages, and each memory setting.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -12,7 +13,7 @@ import numpy as np
 
 from hybridflow.config.derived import divisors
 from hybridflow.config.placement import Parallelism, RolloutParallelism
-from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.config.training import MICROBATCH_TOKENS, TrainingEngine
 from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.mapping.layouts import ModelUse, RolloutLayout, TrainingLayout
 from hybridflow.models.names.layouts import layout_problem
@@ -43,6 +44,9 @@ class Limits:
     rows: int
     """Rows per optimizer step, over all devices."""
 
+    is_cpu: bool = False
+    """Whether the devices are CPUs, on which microbatches of more tokens than the default only take more time."""
+
 
 @dataclass(frozen=True)
 class Given:
@@ -66,7 +70,9 @@ def training_layouts(
         own = [size for size in num_devices if (size == 1) == is_single or TrainingEngine.single not in engines]
         sizes = _sizes(engine, use, np.array(own, dtype=int), limits, given)
         longest, rows = limits.longest_row, np.maximum(1.0, float(limits.rows) // sizes["data"])
-        wanted = [*(number * longest for number in _MICROBATCH_ROWS), Training().microbatch_tokens]
+        default = MICROBATCH_TOKENS["cpu" if limits.is_cpu else "cuda"]
+        most = default if limits.is_cpu else math.inf
+        wanted = [default, *(number * longest for number in _MICROBATCH_ROWS if number * longest <= most)]
         tokens = np.minimum(np.maximum(wanted, longest), rows[:, None] * longest)
         tokens = np.sort(tokens.astype(int), axis=1)
         if "microbatch_tokens" in given.values:

@@ -316,7 +316,9 @@ class StepCosts:
     def _limits_of(self, role: str) -> Limits:
         is_trained = role in self._models and self._models[role].use.is_trained
         prompts = self._request.minibatch_prompts if is_trained else self._request.batch_prompts
-        return replace(self._limits, devices_per_node=self._cluster_of(role).devices_per_node, prompts=prompts)
+        cluster = self._cluster_of(role)
+        own = {"devices_per_node": cluster.devices_per_node, "is_cpu": cluster.device.is_cpu}
+        return replace(self._limits, prompts=prompts, **own)
 
     def _share_of_rows(self, share: float) -> Workload:
         work = self._request.workload

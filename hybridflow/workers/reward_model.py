@@ -13,7 +13,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.ragged import interleaved
 from hybridflow.config.model import Model
 from hybridflow.config.reward import LARGEST_SCORE, Reward
-from hybridflow.config.training import Training
+from hybridflow.config.training import MICROBATCH_TOKENS, Training
 from hybridflow.controller.protocols import DATA_PARALLEL, answering_ranks
 from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
@@ -189,7 +189,7 @@ class RewardModelWorker(Worker):
             self._input.own_tokenizer,
             dtype=torch_dtype(model.dtype),
             device=chosen_device(self.context),
-            microbatch_tokens=training.microbatch_tokens,
+            microbatch_tokens=training.microbatch_tokens or MICROBATCH_TOKENS[chosen_device(self.context).type],
             trust_remote_code=model.trust_remote_code,
         )
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
+from hybridflow.config.training import MICROBATCH_TOKENS
 from hybridflow.engines.training.guards import StepGuards
 from hybridflow.engines.training.host_memory import HostPool
 from hybridflow.engines.training.interface import Part, Snapshot
@@ -49,10 +50,6 @@ logger = logging.getLogger(__name__)
 
 _SPARE_FRACTION = 0.1
 """The fraction of a node's memory that copies leave free; Ray ends processes when 95% is used."""
-
-MOST_TOKENS_ON_CPU = 4096
-"""Maximum number of tokens per pass on a CPU. The C library returns larger temporary tensors to the operating system
-after each operation, and getting new pages takes longer than most operations."""
 
 
 class OffloadedOptimizer(Protocol):
@@ -222,11 +219,10 @@ class EngineShell(ABC, Generic[OptimizerT]):
         Dummies fill them up to the largest number on any data-parallel rank (`in_step`), and to whole rounds of
         `rounds_of` microbatches.
         """
-        most_tokens = self._training.microbatch_tokens
         make = partial(
             make_microbatches,
             batch,
-            budget_tokens=min(most_tokens, MOST_TOKENS_ON_CPU) if self.device.type == "cpu" else most_tokens,
+            budget_tokens=self._training.microbatch_tokens or MICROBATCH_TOKENS[self.device.type],
             device=self.device,
             multiple_of=multiple_of,
             shares_prefixes=self._training.share_prefixes and self._is_packed,

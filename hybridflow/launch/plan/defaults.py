@@ -24,9 +24,10 @@ from hybridflow.config.loop import BackendKind, Trainer
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.paths import user_path
 from hybridflow.config.placement import Device
+from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.config.section import Section, sealed, sections_of
-from hybridflow.config.training import Training
+from hybridflow.config.training import MICROBATCH_TOKENS, Training
 from hybridflow.controller.backends import check_cluster, joined_gpus, joined_node_devices
 from hybridflow.controller.backends.interface import RAY_ADDRESS
 from hybridflow.dataflows.interface import Dataflow, learns_from_samples
@@ -143,11 +144,12 @@ def with_schedule_steps(composed: Composed) -> Composed:
 
 
 def resolved(config: Experiment, device: str) -> Experiment:
-    """The configuration with null replaced: on GPUs bfloat16, gradient checkpointing, a sleeping rollout, and vLLM
-    where it is installed.
+    """The configuration with null replaced: on GPUs bfloat16, gradient checkpointing, larger microbatches, a sleeping
+    rollout, and vLLM where it is installed.
 
-    On CPUs float32, no checkpointing, no sleep, and transformers. A rollout that divides its model uses vLLM on both.
-    Sections of roles in pools of CPUs have the values for CPUs. `trainer.device` becomes the device, if it was `auto`.
+    On CPUs float32, no checkpointing, smaller microbatches, no sleep, and transformers. A rollout that divides its
+    model uses vLLM on both. Sections of roles in pools of CPUs have the values for CPUs. `trainer.device` becomes the
+    device, if it was `auto`.
     """
     of_cpus = tuple(f"{section}." for section, role in _sections(config) if is_of_cpus(config, pool_of(config, role)))
     filled = deepcopy(config)
@@ -173,6 +175,8 @@ def _defaults(config: Experiment, *, on_gpu: bool) -> dict[tuple[type[Section], 
     return {
         (Model, "dtype"): Dtype.bfloat16 if on_gpu else Dtype.float32,
         (Training, "gradient_checkpointing"): on_gpu,
+        (Training, "microbatch_tokens"): MICROBATCH_TOKENS["cuda" if on_gpu else "cpu"],
+        (Reward, "microbatch_tokens"): MICROBATCH_TOKENS["cuda" if on_gpu else "cpu"],
         (Rollout, "engine"): rollout,
         (Rollout, "max_sequences"): rollout_traits(rollout).sequences_on_gpus if on_gpu else DEFAULT_SEQUENCES,
         (Rollout, "sleep"): on_gpu,

@@ -25,6 +25,7 @@ def training_layout(role: RoleSpec) -> TrainingLayout:
     """The layout of a role with a training engine."""
     training = role.training
     assert training is not None, f"{role.name} runs no model"
+    assert training.microbatch_tokens is not None, f"{role.name} has not been given the defaults of the device"
     sizes = training.parallelism
     return TrainingLayout(
         engine=training.engine,

@@ -162,7 +162,7 @@ def _remedy(plan: RunPlan, pool: str) -> str:
         section = "critic" if "critic" in role.name else ACTOR
         if not role.training.gradient_checkpointing:
             advice.append(f"{section}.gradient_checkpointing=true")
-        if role.training.microbatch_tokens > plan.sequence_tokens:
+        if (role.training.microbatch_tokens or 0) > plan.sequence_tokens:
             advice.append(f"{section}.microbatch_tokens={plan.sequence_tokens}")
         if not role.training.offload_optimizer:
             advice.append(f"{section}.offload_optimizer=true")

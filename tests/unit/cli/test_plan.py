@@ -111,7 +111,7 @@ def test_the_steps_of_a_run_are_compared_with_their_prediction(run_dir, capsys):
 
 def test_a_run_whose_placement_costs_time_is_told_a_shorter_one(run_dir, tmp_path, capsys):
     config = (run_dir / "config.yaml").read_text()
-    slower = config.replace("microbatch_tokens: 8192  # origin: default", "microbatch_tokens: 12  # origin: plan")
+    slower = config.replace("microbatch_tokens: 4096  # origin: device", "microbatch_tokens: 12  # origin: plan")
     assert slower != config
     (tmp_path / "config.yaml").write_text(slower)
     (tmp_path / "trace.json").write_bytes((run_dir / "trace.json").read_bytes())

@@ -105,6 +105,9 @@ COLUMNS: dict[str, ColumnSpec] = {
         Kind.object, None, "sum of the environment's rewards, discounted with credit=return_to_go", "rollout.generate"
     ),
     "messages": ColumnSpec(Kind.object, None, "the conversation of the episode", "rollout.generate"),
+    "fork_places": ColumnSpec(
+        Kind.object, None, "the positions in `messages` at which further sequences begin", "rollout.generate"
+    ),
     "filter_scores": ColumnSpec(
         Kind.row, torch.float32, "scores for filtering groups, if a reward function returns such", "reward.score"
     ),

@@ -166,4 +166,5 @@ class Trainer(Section):
     """Number of rows in a table of samples."""
 
     sample_token_ids: bool = False
-    """Write the token ids of responses to samples.jsonl, in addition to their text."""
+    """Write the token ids of responses to samples.jsonl, in addition to their text; of episodes, also `response_mask`
+    (1 for sampled tokens) and `fork_starts`."""

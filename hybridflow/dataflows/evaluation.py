@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -139,7 +139,10 @@ def _part(name: str, scores: Tensor) -> Metrics:
 
 
 def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = False) -> list[Sample]:
-    """The rows of a batch as text, also `with_ids` of the responses; answers are reduced to their final value."""
+    """The rows of a batch as text, also `with_ids` of the responses; answers are reduced to their final value.
+
+    Episodes also have their turns and, `with_ids`, which of the tokens were sampled and where forks begin.
+    """
     ids = batch.tokens("response_ids")
     responses, prompts = decode(ids), decode(batch.tokens("prompt_ids"))
     unknown = [None] * len(batch)
@@ -147,14 +150,13 @@ def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = Fal
     sources = batch.object("data_source") if "data_source" in batch else unknown
     asked = batch.object("prompt") if "prompt" in batch else [""] * len(batch)
     scores = batch.row("scores").tolist() if "scores" in batch else [math.nan] * len(batch)
-    turns = _turns(batch) if "messages" in batch else unknown
     parts = [column for column in batch.columns if column.startswith("rewards/")]
     parts = {name.removeprefix("rewards/"): batch.row(name).tolist() for name in (parts if len(parts) > 1 else [])}
     rows = zip(
         prompts, responses, answers, scores, batch.row("uid").tolist(), sources, ids.rows(),
         batch.row("truncated").tolist(), asked, strict=True,
     )  # fmt: skip
-    return [
+    samples = [
         Sample(
             prompt=prompt,
             response=response,
@@ -168,20 +170,35 @@ def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = Fal
             is_cut_off=bool(cut),
             rewards={name: values[index] for name, values in parts.items()},
             response_ids=tokens.tolist() if with_ids else None,
-            turns=turns[index],
         )
         for index, (prompt, response, answer, score, uid, source, tokens, cut, messages) in enumerate(rows)
+    ]
+    return _episodes(samples, batch, with_ids=with_ids) if "messages" in batch else samples
+
+
+def _episodes(samples: Sequence[Sample], batch: Batch, *, with_ids: bool) -> list[Sample]:
+    """The samples with what only episodes have."""
+    masks, forks = (batch.tokens(name).rows() for name in ("response_mask", "fork_starts"))
+    return [
+        replace(
+            sample,
+            turns=turns,
+            response_mask=mask.int().tolist() if with_ids else None,
+            fork_starts=starts.tolist() if with_ids else None,
+        )
+        for sample, turns, mask, starts in zip(samples, _turns(batch), masks, forks, strict=True)
     ]
 
 
 def _turns(batch: Batch) -> list[list[Turn]]:
     """The turns of each episode, from the first reply on, with the reward after each reply."""
     found = []
-    for messages, rewards in zip(batch.object("messages"), batch.object("reply_rewards"), strict=True):
+    columns = (batch.object(name) for name in ("messages", "reply_rewards", "fork_places"))
+    for messages, rewards, forks in zip(*columns, strict=True):
         reward_of = dict(rewards)
         found.append(
             [
-                Turn(str(message["role"]), str(message["content"]), reward_of.get(place))
+                Turn(str(message["role"]), str(message["content"]), reward_of.get(place), place in forks)
                 for place, message in enumerate(messages)
                 if place >= min(reward_of, default=len(messages))
             ]

@@ -125,6 +125,9 @@ class Transcript:
         self.reply_places: list[int] = []
         """The positions of the model's replies in `history`."""
 
+        self.fork_places: list[int] = []
+        """The positions in `history` at which forks begin."""
+
         self._shown = [*messages]
         self._before: _Mark | None = None
         """Where it was before the last question, unless that was the first one."""
@@ -210,6 +213,7 @@ class Transcript:
         if (mark := self._before) is None:
             return False
         del self.rows[mark.rows :], self.history[mark.history :], self.reply_places[mark.reply_places :]
+        del self.fork_places[mark.rows - 1 :]
         self.rows[-1].cut(mark.response_tokens)
         self.messages, self._shown = mark.messages[: mark.num_messages], mark.shown[: mark.num_messages]
         self._tools, self._prompt_text, self._before = mark.tools, mark.prompt_text, None
@@ -229,7 +233,7 @@ class Transcript:
                 " appended to the prompt between them; response_mask must be 0 for the latter. Never encode a reply"
                 " again from its text.",
             )
-        self.rows, self.history, self.reply_places = [row], [*self.opening], []
+        self.rows, self.history, self.reply_places, self.fork_places = [row], [*self.opening], [], []
         shown = 0
         for first, last in row.replies:
             self._show(row.response_ids[shown:first])
@@ -252,6 +256,7 @@ class Transcript:
             self.rows[-1].append(ids)
         else:
             self.rows.append(fork)
+            self.fork_places.append(len(self.history))
 
     def _mark(self) -> _Mark:
         return _Mark(

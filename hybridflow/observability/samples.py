@@ -22,11 +22,19 @@ RIGHT_MEANS = f"correct: a score of {RIGHT_AT:g} or more"
 
 @dataclass(frozen=True)
 class Turn:
-    """A message of an episode: a reply of the model (`role` is assistant), with the reward after it, or an answer."""
+    """A message of an episode: a reply of the model, which has the reward after it, or something that the model was
+    shown. With some messages a fork begins: a new sequence, which may show earlier replies again.
+    """
 
     role: str
     content: str
     reward: float | None = None
+    begins_fork: bool = False
+
+    @property
+    def speaker(self) -> Literal["model", "tool", "environment"]:
+        """Who said it; what a fork shows again is the environment's."""
+        return "model" if self.reward is not None else "tool" if self.role == "tool" else "environment"
 
 
 @dataclass(frozen=True)
@@ -35,8 +43,9 @@ class Sample:
 
     `prompt` is the whole text that the model read; of a conversation, `question` is the user's last turn. `tokens`
     counts those of the response, which `is_cut_off` at the length limit; `rewards` are the scores of several functions,
-    by name; `turns` are the replies and answers of an episode. A sample that `is_last` was logged because the run
-    ended; a run that resumes drops it.
+    by name; `turns` are the replies and answers of an episode. `response_mask` is 1 for those of an episode's
+    `response_ids` that the model sampled, and `fork_starts` are the positions at which its forks begin. A sample that
+    `is_last` was logged because the run ended; a run that resumes drops it.
     """
 
     prompt: str
@@ -51,6 +60,8 @@ class Sample:
     is_cut_off: bool | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
     response_ids: list[int] | None = None
+    response_mask: list[int] | None = None
+    fork_starts: list[int] | None = None
     is_last: bool | None = None
     turns: Sequence[Turn] | None = None
 
@@ -67,7 +78,9 @@ class Sample:
         return {"step": step, "split": known.pop("split"), **known, **rewards}
 
 
-_IF_KNOWN = ("question", "source", "tokens", "is_cut_off", "response_ids", "is_last", "turns")
+_IF_KNOWN = (
+    "question", "source", "tokens", "is_cut_off", "response_ids", "response_mask", "fork_starts", "is_last", "turns"
+)  # fmt: skip
 """Fields that a line of samples.jsonl has only if they are known."""
 
 
@@ -102,6 +115,7 @@ def _turns_of(found: Json) -> list[Turn] | None:
             str(turn.get("role", "")),
             str(turn.get("content", "")),
             None if turn.get("reward") is None else _number(turn.get("reward")),
+            turn.get("begins_fork") is True,
         )
         for turn in turns
     ] or None

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hybridflow.observability import formatting
 from hybridflow.observability.printable import printable
-from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, are_verdicts, distinct_parts
+from hybridflow.observability.samples import RIGHT_AT, RIGHT_MEANS, Pair, Sample, Turn, are_verdicts, distinct_parts
 
 _EDGE_SPACES = re.compile(r"^ +| +$")
 _ARROWS = str.maketrans({"\n": "\u21b5", "\t": "\u2192"})
@@ -133,7 +133,18 @@ def _natural(columns: Mapping[str, list[Text]]) -> dict[str, int]:
 
 
 def _response(sample: Sample, *, marks: bool) -> Text:
-    return Text(visible(sample.response), _style(sample.score, marks=marks))
+    turns = sample.turns or ()
+    text = visible(sample.response) if len(turns) < 2 else " ".join(map(_turn, turns))
+    return Text(text, _style(sample.score, marks=marks))
+
+
+def _turn(turn: Turn) -> str:
+    """The text of a reply; what the model was shown is in brackets: `[env: lower]`, `[tool: 42]`, `[fork: again]`."""
+    text = visible(turn.content)
+    if turn.speaker == "model":
+        return f"[fork] {text}" if turn.begins_fork else text
+    kind = "fork" if turn.begins_fork else "tool" if turn.speaker == "tool" else "env"
+    return f"[{kind}: {text}]"
 
 
 def _score(score: float, console: Console, *, marks: bool) -> Text:

@@ -147,18 +147,19 @@ def _sample_table(samples: Sequence[Sample]) -> str:
 
 
 def _response(sample: Sample) -> str:
-    """The text of a response, or an episode turn by turn: who speaks, and the reward after each reply."""
+    """The text of a response, or an episode turn by turn: who speaks, the reward after each reply, and forks."""
     if not sample.turns:
         return _text(sample.response)
     return f'<ol class="turns">{"".join(map(_turn, sample.turns))}</ol>'
 
 
 def _turn(turn: Turn) -> str:
-    is_model = turn.role == "assistant"
-    speaker = "model" if is_model else "tool" if turn.role == "tool" else "environment"
-    reward = "" if turn.reward is None else f' <b title="reward">{formatting.short(turn.reward)}</b>'
+    more = "" if turn.reward is None else f' <b title="reward">{formatting.short(turn.reward)}</b>'
+    if turn.role == "assistant" and turn.speaker != "model":
+        more = " (as assistant)"
+    fork = '<li class="fork"><span class="note">fork: a new sequence begins</span></li>' if turn.begins_fork else ""
     return (
-        f'<li class="{speaker}"><span class="note">{speaker}{reward}</span>'
+        f'{fork}<li class="{turn.speaker}"><span class="note">{turn.speaker}{more}</span>'
         f"<div>{_text(turn.content) or '(empty)'}</div></li>"
     )
 

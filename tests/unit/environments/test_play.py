@@ -342,11 +342,11 @@ def test_a_conversation_that_is_not_continued_is_a_further_sequence_of_its_row(t
     with Player(tokenizer, "forking", processes=0, max_turn_tokens=6) as player:
         found = player.play(prompts)
     assert found.meta["environment/forks"] == 2.0 and found.object("episode_return") == [1.0] * 4
-    for row, sample in zip(
-        rows_of(found), samples_of(found, lambda ids: ["" for _ in ids.rows()], split="train"), strict=True
-    ):
+    samples = samples_of(found, lambda ids: ["" for _ in ids.rows()], split="train", with_ids=True)
+    for row, sample in zip(rows_of(found), samples, strict=True):
         starts = row["fork_starts"].tolist()
-        assert len(starts) == ("again" in "".join(turn.content for turn in sample.turns))
+        assert sample.fork_starts == starts and sample.response_mask == row["response_mask"].tolist()
+        assert [turn.content for turn in sample.turns if turn.begins_fork] == ["again"] * len(starts)
         parts, first = [], row["prompt_ids"]
         for start in starts:
             prompt = tokenizer.encode("again")

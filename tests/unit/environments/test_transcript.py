@@ -55,6 +55,34 @@ def test_each_prompt_begins_with_the_previous_prompt_and_the_sampled_tokens(name
             assert len(following) > len(prompt) + len(reply)
 
 
+def test_forks_have_places_in_the_history_until_their_question_is_forgotten():
+    opening, again = [{"role": "user", "content": "door"}], [{"role": "user", "content": "again"}]
+    transcript = Transcript(format_of("qwen2_5"), opening)
+
+    def reply():
+        transcript.add_reply([end_id("qwen2_5")], [-0.5], {"role": "assistant", "content": ""})
+
+    def begins():
+        return [transcript.history[place] for place in transcript.fork_places]
+
+    reply()
+    transcript.extend([*transcript.messages, *again])
+    assert transcript.fork_places == []
+    reply()
+    transcript.extend(again)
+    reply()
+    assert begins() == again and transcript.fork_places == [4]
+    transcript.extend(opening)
+    reply()
+    assert begins() == again + opening
+    assert transcript.forget_reply() and begins() == again
+    transcript.extend_ids([5, 6])
+    reply()
+    assert [message["role"] for message in begins()] == ["user", "user"] and transcript.fork_places == [4, 6]
+    transcript.select([5, 6], [end_id("qwen2_5")], [1])
+    assert begins() == []
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_masks_and_log_probabilities_mark_exactly_the_sampled_tokens(name):
     for seed in range(10):

@@ -340,6 +340,8 @@ def test_episodes_are_shown_turn_by_turn(tmp_path):
         {"role": "user", "content": "You <b>fell</b>."},
         {"role": "tool", "content": "4"},
         {"role": "assistant", "content": "", "reward": 0},
+        {"role": "user", "content": "Again.", "begins_fork": True},
+        {"role": "assistant", "content": "left"},
     ]
     row = {"step": 3, "split": "train", "prompt": "go", "response": "left You fell.", "score": 0.25, "uid": 1}
     rows = [row | {"turns": turns}, row | {"turns": [7, {}]}, row | {"turns": "no"}]
@@ -347,12 +349,15 @@ def test_episodes_are_shown_turn_by_turn(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "environment/info/solved": 0.5, "num_turns/mean": 2}\n')
     page = write_report(tmp_path).read_text()
     balanced(page)
-    shown = re.findall(r'<li class="(\w+)"><span class="note">(.*?)</span><div>(.*?)</div></li>', page)
-    assert shown[:4] == [
+    shown = re.findall(r'<li class="(\w+)"><span class="note">(.*?)</span>(?:<div>(.*?)</div>)?</li>', page)
+    assert shown[:7] == [
         ("model", 'model <b title="reward">0.250</b>', "left"),
         ("environment", "environment", "You &lt;b&gt;fell&lt;/b&gt;."),
         ("tool", "tool", "4"),
         ("model", 'model <b title="reward">0</b>', "(empty)"),
+        ("fork", "fork: a new sequence begins", ""),
+        ("environment", "environment", "Again."),
+        ("environment", "environment (as assistant)", "left"),
     ]
     assert page.count('<ol class="turns">') == 2 and "Turns per episode" in page
 

@@ -1,5 +1,6 @@
 """Samples and their tables."""
 
+import json
 import math
 from io import StringIO
 
@@ -7,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from hybridflow.observability.samples import Sample, changed, distinct_parts, followed, pairs, sample_of_row
+from hybridflow.observability.samples import Sample, Turn, changed, distinct_parts, followed, pairs, sample_of_row
 from hybridflow.observability.tables import before_after_table, clip, sample_table, visible
 
 
@@ -31,6 +32,33 @@ def test_a_sample_survives_its_row():
     for odd in (None, "<b>", [1], 10**400):
         read = sample_of_row({"step": 1, "score": odd, "uid": odd})
         assert math.isnan(read.score) and read.uid == -1
+
+
+EPISODE = [
+    Turn("assistant", "left ", 0.0),
+    Turn("user", "You are at 1."),
+    Turn("assistant", "add(1, 2)", 0.0),
+    Turn("tool", "3"),
+    Turn("assistant", "", 0.5),
+    Turn("user", "Summarize.", begins_fork=True),
+    Turn("assistant", "left", 1.0),
+    Turn("assistant", "right", 0.0, begins_fork=True),
+]
+
+
+def test_the_turns_of_an_episode_survive_its_row():
+    sample = Sample("go", "left", None, 1.0, 7, turns=EPISODE)
+    assert sample_of_row(json.loads(json.dumps(sample.row(1)))) == sample
+
+
+def test_a_table_shows_which_text_is_the_models_and_where_forks_begin():
+    sample = Sample("go", "never shown", None, 1.0, 7, turns=EPISODE)
+    shown = "left· [env: You are at 1.] add(1, 2) [tool: 3] (empty) [fork: Summarize.] left [fork] right"
+    assert shown in _rendered(sample_table, [sample])
+    narrow = _rendered(sample_table, [sample], width=40, **TERMINAL)
+    assert all(cell_len(line) <= 40 for line in narrow.splitlines()) and "left· [env" in narrow and "…" in narrow
+    alone = Sample("go", "left<eos>", None, 1.0, 7, turns=EPISODE[:1])
+    assert "left<eos>" in _rendered(sample_table, [alone])
 
 
 def test_pairs_match_prompts_and_take_the_first_response_of_each():

@@ -20,6 +20,7 @@ from hybridflow.config.other_names import counterpart
 from hybridflow.config.paths import PREFIX, user_path
 from hybridflow.errors import STRICT, ConfigError, DataError, HybridflowError, Problems
 from hybridflow.launch.compose.overrides import suggestion
+from hybridflow.launch.compose.presets import GROUPS
 from hybridflow.models.loading import is_hub_name, one_line, quiet_transformers
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ def object_settings(
 
 
 def _unknown(name: str, known: Collection[str]) -> ConfigError:
+    if fields.find(name) is not None or name in GROUPS:
+        remedy = f"{name} is a setting: give it in the second argument, a mapping, as {{'{name}': ...}}."
+        return ConfigError(f"There is no argument {name}=.", remedy=remedy)
     instead = counterpart(name) or did_you_mean(name, known).rstrip() or suggestion(name).rstrip()
     return ConfigError(
         f"There is no argument {name}=.",

@@ -292,6 +292,8 @@ def test_the_words_of_a_command_line_are_refused_as_settings(arguments, words, r
         ("args", "the second argument"),
         ("num_generations", "rollout.samples_per_prompt"),
         ("rewards", "Did you mean 'reward'"),
+        ("environment", "environment is a setting: give it in the second argument, a mapping, as {'environment': ...}"),
+        ("task", "as {'task': ...}"),
     ],
 )
 def test_the_arguments_of_other_systems_lead_to_those_here(name, instead):

@@ -108,6 +108,9 @@ COLUMNS: dict[str, ColumnSpec] = {
     "fork_places": ColumnSpec(
         Kind.object, None, "the positions in `messages` at which further sequences begin", "rollout.generate"
     ),
+    "stderr": ColumnSpec(
+        Kind.object, None, "the end of the standard error of the episode's program", "rollout.generate"
+    ),
     "filter_scores": ColumnSpec(
         Kind.row, torch.float32, "scores for filtering groups, if a reward function returns such", "reward.score"
     ),

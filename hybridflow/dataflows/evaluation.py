@@ -13,6 +13,7 @@ from hybridflow.data.loader import Rows
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
 from hybridflow.observability.metrics import Measure, Metrics, mean, measured
+from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.samples import Sample, Turn
 from hybridflow.rewards.answers import expected_answer
 
@@ -185,8 +186,11 @@ def _episodes(samples: Sequence[Sample], batch: Batch, *, with_ids: bool) -> lis
             turns=turns,
             response_mask=mask.int().tolist() if with_ids else None,
             fork_starts=starts.tolist() if with_ids else None,
+            stderr=redacted_text(errors) or None,
         )
-        for sample, turns, mask, starts in zip(samples, _turns(batch), masks, forks, strict=True)
+        for sample, turns, mask, starts, errors in zip(
+            samples, _turns(batch), masks, forks, batch.object("stderr"), strict=True
+        )
     ]
 
 

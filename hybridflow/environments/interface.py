@@ -125,6 +125,9 @@ class Finished:
     forgets_reply: bool = False
     """As in `Ask`."""
 
+    stderr: str = ""
+    """The end of what the program of the episode wrote to its standard error."""
+
 
 @dataclass(frozen=True)
 class Failed:

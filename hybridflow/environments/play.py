@@ -39,6 +39,8 @@ _REMEDIES = {
 }
 """Remedies if most episodes reach a limit."""
 
+_SHOWN_CHARACTERS = 300
+
 _CUT_CALL = (
     "a tool call was cut off by environment.max_turn_tokens=%d or data.max_response_tokens=%d, so no tool was called;"
     " raise them if this happens often (environment/cut_tool_calls)"
@@ -183,6 +185,7 @@ class EpisodePlayer:
             self._count_failure(episode, event.reason)
             running.finish(number, None)
         else:
+            self._note_stderr(event.stderr)
             running.finish(number, self._ended(episode, event))
 
     def _ended(self, episode: Episode, ended: Finished) -> Finished | None:
@@ -333,6 +336,13 @@ class EpisodePlayer:
                     setting,
                     _REMEDIES[limit],
                 )
+
+    def _note_stderr(self, stderr: str) -> None:
+        """Logs the first of what programs of finished episodes wrote to their standard error."""
+        if stderr and "stderr" not in self._noted:
+            self._noted.add("stderr")
+            words = "%s: the program of an episode wrote to its standard error (stderr in samples.jsonl): %s"
+            logger.info(words, self._config.chosen, stderr[-_SHOWN_CHARACTERS:])
 
     def _count_failure(self, episode: Episode, reason: str) -> None:
         """Raises `EpisodeError` if more episodes have failed than `environment.error_budget` allows."""

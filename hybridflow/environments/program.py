@@ -13,10 +13,11 @@ from typing import BinaryIO
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.endpoint import Endpoint
-from hybridflow.environments.interface import LARGEST_NUMBER, EpisodeOver, Model
+from hybridflow.environments.interface import LARGEST_NUMBER, EpisodeOver, Finished, Model
 from hybridflow.errors import ConfigError, EpisodeError
 
 _SHOWN_CHARACTERS = 300
+_KEPT_CHARACTERS = 2000
 
 
 class RewardSource(StrEnum):
@@ -29,8 +30,8 @@ class RewardSource(StrEnum):
 
 async def play_program(
     model: Model, row: Mapping[str, object], seed: int, *, program: str, reward: str = RewardSource.last_line
-) -> tuple[float, dict]:
-    """Runs a program for one episode; returns its reward and information.
+) -> Finished:
+    """Runs a program for one episode; returns its reward, information, and the end of its standard error.
 
     It finds the endpoint in OPENAI_BASE_URL and OPENAI_API_KEY, and reads the row of the data from its standard input,
     as one line of JSON that also has `seed`. With `last_line`, the last line that it prints is the reward: a number, or
@@ -53,21 +54,23 @@ async def play_program(
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        output, errors = _written(stdout), _written(stderr)
+        output, errors = _written(stdout), _written(stderr).decode(errors="replace").strip()
     status = process.returncode
     if endpoint.over is not None and status:
         raise EpisodeOver(endpoint.over)
     if status and not (status == 1 and reward == RewardSource.exit_status):
         how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-        raise EpisodeError(f"its program {how}: {_end(errors)}", remedy="Let it exit with status 0.")
+        said = errors[-_SHOWN_CHARACTERS:] or "it wrote nothing to its standard error."
+        raise EpisodeError(f"its program {how}: {said}", remedy="Let it exit with status 0.")
     if not model.num_replies:
         raise EpisodeError(
             "its program ended without a reply of the model.",
             remedy="Let it send its requests to OPENAI_BASE_URL, with the key OPENAI_API_KEY.",
         )
+    score, info = float(reward == RewardSource.exit_status and status == 0), {}
     if reward == RewardSource.last_line:
-        return _printed_reward(output)
-    return float(reward == RewardSource.exit_status and status == 0), {}
+        score, info = _printed_reward(output)
+    return Finished([*[0.0] * (model.num_replies - 1), score], info, stderr=errors[-_KEPT_CHARACTERS:])
 
 
 def _written(file: BinaryIO) -> bytes:
@@ -116,8 +119,3 @@ def _printed_reward(output: bytes) -> tuple[float, dict]:
         f"the last line of its program is not a reward: {line[:_SHOWN_CHARACTERS]!r}.",
         remedy='Let it print a number, or {"reward": number}, last, or set environment.settings.reward=exit_status.',
     )
-
-
-def _end(errors: bytes) -> str:
-    text = errors.decode(errors="replace").strip()
-    return text[-_SHOWN_CHARACTERS:] or "it wrote nothing to its standard error."

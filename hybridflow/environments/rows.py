@@ -36,7 +36,8 @@ def episode_columns(
 
     `reply_rewards` has the place of each reply in `messages` and the reward after it, and `turn_rewards` [B, (R)] has
     each at the last token of its reply. `episode_return` is the sum of an episode's rewards, `turns` the number of
-    replies, `messages` the conversation, `fork_places` where forks begin in it, `failed` whether the episode failed.
+    replies, `messages` the conversation, `fork_places` where forks begin in it, `stderr` what its program wrote to its
+    standard error, `failed` whether the episode failed.
 
     A failed episode has a mask of zeros, and the mean return of its group's other episodes, so that it changes neither
     the weights nor the group's mean. `meta` is that of the responses; that of the result also has `info_sums`.
@@ -74,6 +75,7 @@ def episode_columns(
             "episode_return": _returns(order, rows, prompts.row("uid").tolist(), 1.0 if discount is None else discount),
             "reply_rewards": [[*zip(*pair, strict=True)] for pair in zip(places, rewards, strict=True)],
             "messages": [[] if result.transcript is None else result.transcript.history for result in order],
+            "stderr": ["" if result.ended is None else result.ended.stderr for result in order],
             "fork_places": [[] if result.transcript is None else result.transcript.fork_places for result in order],
         },
         meta=meta | info_sums(order) | ({"environment/forks": float(forks)} if forks else {}),

@@ -72,6 +72,12 @@ def mistakes(messages):
     print(0)
 
 
+def warns(messages):
+    ask(messages)
+    print("x" * 3000 + " password=hunter2 is slow", file=sys.stderr)
+    print(1)
+
+
 def until_over(messages):
     status, found = ask(messages)
     while status == 200:

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.dataflows.evaluation import samples_of
 from hybridflow.environments.chat_completions import ChatCompletions
 from hybridflow.environments.interface import Reply
 from hybridflow.environments.loading import load_environment
 from hybridflow.errors import ConfigError, EpisodeError
+from hybridflow.observability.redaction import REDACTED
 from tests.unit.environments.players import Player, prompts_of
 
 AGENT = Path(__file__).with_name("agent.py")
@@ -99,6 +101,18 @@ def test_a_program_may_begin_another_conversation(tokenizer):
     with Player(tokenizer, program=program("forks"), **settings) as player:
         found = player.play(prompts_of(tokenizer, TEXTS[:1]))
     assert found.row("turns").tolist() == [2.0] and found.tokens("fork_starts").lengths.tolist() == [1]
+
+
+def test_what_a_program_that_succeeds_writes_to_its_standard_error_is_logged_once_and_in_samples(tokenizer, caplog):
+    prompts = prompts_of(tokenizer, TEXTS)
+    with (
+        caplog.at_level("INFO", "hybridflow"),
+        Player(tokenizer, program=program("warns"), processes=2, max_turn_tokens=6) as player,
+    ):
+        found = [player.play(prompts) for _ in range(2)]
+    assert caplog.text.count("the program of an episode wrote to its standard error") == 1
+    shown = samples_of(found[1], lambda ids: ["" for _ in ids.rows()], split="train")
+    assert [sample.stderr for sample in shown] == ["x" * 1975 + f" password={REDACTED} is slow"] * 2
 
 
 def test_a_program_that_is_refused_at_a_limit_ends_its_episode_with_nothing(tokenizer):

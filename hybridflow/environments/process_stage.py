@@ -1,5 +1,6 @@
 """Episodes in processes of their own: an episode that hangs or crashes its process fails alone."""
 
+import logging
 import multiprocessing.connection
 import time
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from hybridflow.environments.interface import Ask, Event, Failed, ModelInfo, Req
 from hybridflow.errors import EpisodeError
 from hybridflow.observability.activity import ACTIVITY
 from hybridflow.rewards.runners.processes import START_SECONDS, ForkServer, ServedProcess
+
+logger = logging.getLogger(__name__)
 
 
 class EpisodeProcess(ServedProcess):
@@ -96,6 +99,10 @@ class ProcessStage:
         """Episodes that have not said anything since the last request."""
 
     def send(self, requests: Mapping[int, Request]) -> None:
+        if requests and not self._server.is_running:
+            words = "%s: starting %d processes, each of which imports the environment and plays one episode at a time"
+            limit = "(at most environment.processes=%d per rollout rank)"
+            logger.info(f"{words} {limit}", self._config.chosen, len(requests), self.places)
         for number, request in requests.items():
             if isinstance(request, Start):
                 self._busy[number] = self._free_process()

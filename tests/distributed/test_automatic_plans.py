@@ -29,6 +29,7 @@ def assert_same(rows, others) -> None:
             assert other[name] == pytest.approx(row[name], **CLOSE), name
 
 
+@pytest.mark.slow  # the quick case of two pools: tests/distributed/test_runs_engines.py
 @pytest.mark.ray
 def test_a_split_placement_on_two_devices_learns_what_one_device_does(tmp_path: Path, ray_backend: Backend):
     small = [*small_run(tmp_path), *REFERENCE, "trainer.total_steps=2"]

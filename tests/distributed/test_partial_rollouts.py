@@ -170,6 +170,7 @@ def responses(run_dir: Path) -> dict[int, list[list[int]]]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow  # the quick cases of the same rule: T2 in tests/parity/test_interruption.py
 @pytest.mark.parametrize("layout", cases(quick="vllm"))
 def test_weights_that_do_not_change_give_the_tokens_of_the_synchronous_run(
     run: Callable[..., Path], ray_backend: Backend, tmp_path: Path, layout: str

@@ -31,6 +31,7 @@ def test_reward_functions_in_a_pool_of_cpus_score_as_in_the_pool_of_the_actor(tm
         assert (pools["reward.score"], pools["actor.update"], pools["rollout.generate"]) == ("cpus", "main", "main")
 
 
+@pytest.mark.slow  # the quick case of two pools: tests/distributed/test_runs_engines.py
 @pytest.mark.ray
 def test_a_critic_in_a_pool_of_cpus_learns_next_to_the_actor(tmp_path: Path, ray_backend: Backend):
     settings = [*small_run(tmp_path), "trainer.total_steps=2", ON_RAY, CPUS, "placement.roles={critic: cpus}"]

@@ -120,7 +120,7 @@ def test_a_killed_idle_worker_is_noticed_while_waiting_for_others(victim, bystan
         victim.rank()
 
 
-@pytest.mark.parametrize("is_called", [False, True])
+@pytest.mark.parametrize("is_called", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_update_ends_before_the_death_of_a_process_in_another_pool_is_raised(victim, bystander, is_called):
     pid = victim.pid().result()
     if is_called:

@@ -23,6 +23,7 @@ def group(ray_backend) -> Iterator[WorkerGroup]:
     backend.shutdown()
 
 
+@pytest.mark.slow
 def test_a_fetch_of_what_a_stopped_process_computes_is_a_hang(group):
     pids = group.pid().result()
     scored = group.slow_scores(prompts())

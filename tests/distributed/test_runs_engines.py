@@ -61,6 +61,7 @@ def test_a_run_with_vllm_is_sound(run, plain, algorithm):
     assert abs(rows[1]["critic/score/mean"] - plain[algorithm][1]["critic/score/mean"]) < 0.6  # other draws, one model
 
 
+@pytest.mark.slow  # the quick cases of the same rule: tests/parity/test_rollout_parity.py
 @pytest.mark.vllm
 def test_both_rollouts_give_the_same_greedy_answers(run):
     greedy = ["rollout.eval_sampling.temperature=0", "rollout.eval_samples_per_prompt=1", "trainer.total_steps=1"]

@@ -27,8 +27,15 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], list[str]]] = {
 DATA = {main_ppo.main: small_run, main_dpo.main: small_pairs, main_reward_model.main: pairs_run}
 
 
-@pytest.mark.parametrize("layout", ["single", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fsdp", "megatron"))])
-@pytest.mark.parametrize("name", COMMANDS)
+QUICK = [("grpo", "single"), ("dpo", "single")]
+CASES = [
+    pytest.param(name, layout, marks=[] if (name, layout) in QUICK else pytest.mark.slow)
+    for name in COMMANDS
+    for layout in ("single", "fsdp", "megatron")
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), CASES)
 def test_twenty_steps_have_the_same_metrics_with_shared_prefixes_and_without(tmp_path, request, name, layout):
     command, settings = COMMANDS[name]
     if layout != "single":

@@ -77,7 +77,13 @@ def test_a_signal_to_the_whole_process_group_leaves_the_processes_of_the_reward_
     ("call", "settings", "abandoned", "steps"),
     [
         (IN_STEP_3, "trainer={stop_seconds: 2, save_every: 50}", "step 3", [0, 1, 2]),
-        (AFTER_STEP_2, "trainer.stop_seconds=2", "the evaluation of step 2", [0, 1]),
+        pytest.param(
+            AFTER_STEP_2,
+            "trainer.stop_seconds=2",
+            "the evaluation of step 2",
+            [0, 1],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_would_take_too_long_is_abandoned_and_the_step_before_saved(run, whole, call, settings, abandoned, steps):
@@ -187,7 +193,7 @@ def words_of(process: psutil.Process) -> str:
     return environment if process.pid != os.getpid() else ""
 
 
-@pytest.mark.parametrize("how", ["delete", "move"])
+@pytest.mark.parametrize("how", ["delete", pytest.param("move", marks=pytest.mark.slow)])
 def test_a_run_directory_that_is_gone_ends_the_run_at_the_next_write(run, how, tmp_path):
     aside = tmp_path / "aside"
     run.trap.write_text(f"{IN_STEP_3} {how}:{run.run_dir}:{aside} 0")

@@ -59,10 +59,10 @@ def settings(tmp_path: Path):
 @pytest.mark.parametrize(
     ("command", "kind", "more"),
     [
-        (main_ppo.main, "jsonl", ["algorithm=grpo"]),
+        pytest.param(main_ppo.main, "jsonl", ["algorithm=grpo"], marks=pytest.mark.slow),
         (main_ppo.main, "csv", ["algorithm=grpo", "data.difficulty_key=level"]),
         (main_sft.main, "parquet", []),
-        (main_dpo.main, "json", []),
+        pytest.param(main_dpo.main, "json", [], marks=pytest.mark.slow),
     ],
     ids=["grpo", "grpo-by-difficulty", "sft", "dpo"],
 )

@@ -79,6 +79,7 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
     assert max(saved) > 0.0, saved
 
 
+@pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_partial_rollouts.py
 @pytest.mark.ray
 def test_with_a_rollout_of_its_own_pool_the_next_batch_is_generated_while_the_actor_learns(
     tmp_path: Path, ray_backend: Backend

@@ -105,11 +105,13 @@ def test_bound_parameters_are_the_slots_and_an_optimizer_step_is_seen_without_a_
     assert bound.answers[0] != bound.answers[1] != bound.answers[2]
 
 
+@pytest.mark.slow
 def test_copied_weights_answer_for_the_version_that_was_copied_alone(copied):
     assert len(copied.apart) == 4 * 9 + 3
     assert copied.answers[0] == copied.answers[1] == copied.expected[0] != copied.expected[1]
 
 
+@pytest.mark.slow
 def test_binding_saves_the_private_copy_of_the_weights(bound, copied):
     assert copied.grown_mb > WEIGHTS_MB
     assert bound.grown_mb < 3
@@ -122,6 +124,7 @@ def test_a_sleep_gives_back_the_cache_and_keeps_shared_weights(bound):
     assert CACHE_MB < bound.fallen_mb < WEIGHTS_MB
 
 
+@pytest.mark.slow
 def test_a_sleep_gives_back_weights_that_are_not_shared(copied):
     assert copied.released.kept_bytes == 0
     assert copied.released.weight_bytes > WEIGHTS_MB * MB

@@ -171,6 +171,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_an_engine_whose_process_is_killed_leaves_no_temporary_file(directories, tmp_path: Path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -52,7 +52,7 @@ def test_a_run_that_is_killed_too_often_ends_with_the_status_of_a_shell(processe
     assert [(fault["step"], "resumed_step" in fault) for fault in faults][-1] == (2, False)
 
 
-@pytest.mark.parametrize(("signals", "status"), [("SIGTERM", 143), ("SIGUSR1", 75)])
+@pytest.mark.parametrize(("signals", "status"), [pytest.param("SIGTERM", 143, marks=pytest.mark.slow), ("SIGUSR1", 75)])
 def test_signals_reach_the_run_and_it_is_not_started_again(processes: Processes, tmp_path: Path, signals, status):
     run = Command(processes, tmp_path, *ALGORITHMS["grpo"])
     run.trap.write_text(f"5 {signals} 0")  # in step 3, to the process that supervises the run
@@ -129,6 +129,7 @@ supervised(run, restarts=3, run_dir=Path(sys.argv[1]), stop=Stop(), console=Cons
 """
 
 
+@pytest.mark.slow
 def test_an_end_that_was_recorded_is_not_recorded_again_if_the_ledger_was_moved_aside(tmp_path: Path):
     subprocess.run([sys.executable, "-c", REPLACED, tmp_path], capture_output=True, text=True, check=True)
     faults = [json.loads(line) for line in (tmp_path / FAULTS_FILE).read_text().splitlines()]

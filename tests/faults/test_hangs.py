@@ -83,6 +83,7 @@ def test_slow_and_waiting_calls_are_no_hangs_on_overloaded_cores(stuck):
             load.kill()
 
 
+@pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_ray_controller_failures.py
 def test_an_idle_process_that_dies_is_found_while_others_work(stuck):
     group = stuck(devices=1)
     others = WorkerGroup(Talker, ResourcePool("others", 1), group.backend, role="talker")

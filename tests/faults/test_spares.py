@@ -76,6 +76,7 @@ def test_the_processes_of_a_pool_are_replaced_by_spare_ones_which_are_replaced_a
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in spare | more), backend, 20.0)
 
 
+@pytest.mark.slow
 def test_ray_reports_no_error_when_spare_processes_end_with_the_run(
     backend: Backend, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -72,6 +72,7 @@ def test_a_trained_model_that_dies_is_restored_and_no_row_is_lost_or_repeated(
     assert "recovered: new processes in pool=main" in ended.words
 
 
+@pytest.mark.slow  # the quick case of the same rule: tests/faults/test_group_deaths.py
 def test_a_rollout_that_dies_is_replaced_and_its_step_begins_again(
     ray_backend: Backend, command: MakeCommand, whole: MakeWhole
 ):

@@ -83,6 +83,7 @@ def test_the_other_snippets_run_in_their_order(tmp_path):
     assert {"mine", "a", "b", "rate-0.0001", "rate-0.001"} <= {path.name for path in (tmp_path / "runs").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.notebook
 def test_the_notebook_runs_and_shows_what_a_notebook_shows(tmp_path):
     import nbformat

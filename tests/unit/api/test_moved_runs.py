@@ -58,7 +58,7 @@ def weights(run_dir: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run_dir / f"checkpoints/step_{step}/actor/huggingface/model.safetensors")
 
 
-@pytest.mark.parametrize("command", [False, True], ids=["python", "command"])
+@pytest.mark.parametrize("command", [pytest.param(False, marks=pytest.mark.slow), True], ids=["python", "command"])
 def test_a_moved_run_resumes_bit_for_bit_as_one_that_stayed(trained, monkeypatch, command):
     stayed = hybridflow.Experiment.load(trained("stayed") / "config.yaml").with_settings(MORE).run()
     assert stayed.run_dir == Path("runs/stayed").absolute()

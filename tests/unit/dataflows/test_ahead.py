@@ -189,7 +189,9 @@ def test_an_asynchronous_run_replays_bit_for_bit(toy_dir, tmp_path, kind):
     assert runs[0].dataflow.halves == runs[1].dataflow.halves
 
 
-@pytest.mark.parametrize("kind", [GRPO, PPO, ReMax, pytest.param(SafeRLHF, marks=pytest.mark.slow), DAPO])
+@pytest.mark.parametrize(
+    "kind", [GRPO, *(pytest.param(k, marks=pytest.mark.slow) for k in (PPO, ReMax, SafeRLHF)), DAPO]
+)
 def test_t6_a_run_that_resumes_after_any_step_is_the_run_that_was_not_interrupted(toy_dir, tmp_path, kind):
     whole = run_of(toy_dir(), tmp_path / "whole", kind, staleness=2, ahead=2, save_every=1)
     Loop(whole).run()

@@ -56,7 +56,7 @@ def trained(rank: int, case: Case, overlapped: bool) -> bytes:
     [
         ("qwen3", 2, {}, {}),
         ("llama", 2, {"distributed_optimizer": False}, {"gradient_checkpointing": True}),
-        ("llama", 4, {"pipeline": 2, "virtual_pipeline": 2}, {}),
+        pytest.param("llama", 4, {"pipeline": 2, "virtual_pipeline": 2}, {}, marks=pytest.mark.slow),
         ("qwen3_moe", 4, {"expert": 2}, {}),
     ],
 )

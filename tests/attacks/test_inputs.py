@@ -17,7 +17,7 @@ def output_of(*command: str) -> str:
 
 
 def test_a_few_of_each_corpus_end_well_or_in_words():
-    counts = {"command_lines": 6, "data_files": 3, "model_directories": 3}
+    counts = {"command_lines": 4, "data_files": 2, "model_directories": 2}
     corpora = [f"{name}:{count}" for name, count in counts.items()]
     output = output_of("-m", "tests.attacks", *corpora, "--seed", "1")
     figures = [[cell.strip() for cell in line.split("|")] for line in output.splitlines() if line.startswith("| ")]

@@ -8,6 +8,8 @@ import hybridflow
 from tests.distributed.runs import metric_rows, reproducible, run_here
 
 ACCURACY = "val-core/calculator/acc/mean@1"
+STEPS = 6
+"""Of the run that is compared with calls by hand."""
 
 
 @pytest.mark.slow
@@ -36,7 +38,7 @@ def test_t1_with_vllm_and_without_staleness_a_run_takes_the_steps_that_are_calle
         "data.batch_size": 8,
         "actor.minibatch_size": 4,
         "critic.minibatch_size": 4,
-        "trainer": {"total_steps": 20, "eval_every": 0, "save_every": 20, "samples_every": 0, "threads": 1},
+        "trainer": {"total_steps": STEPS, "eval_every": 0, "save_every": STEPS, "samples_every": 0, "threads": 1},
     }
     if algorithm == "grpo":
         del settings["critic.minibatch_size"]
@@ -46,7 +48,9 @@ def test_t1_with_vllm_and_without_staleness_a_run_takes_the_steps_that_are_calle
             system.log(system.dataflow.step(prompts))
         assert system.save() is not None
     found, expected = (reproducible(metric_rows(tmp_path / name)) for name in ("run", "hand"))
-    assert found == expected and len(found) == 20
-    weights = [sorted((tmp_path / name / "checkpoints" / "step_20").rglob("*.safetensors")) for name in ("run", "hand")]
+    assert found == expected and len(found) == STEPS
+    weights = [
+        sorted((tmp_path / name / "checkpoints" / f"step_{STEPS}").rglob("*.safetensors")) for name in ("run", "hand")
+    ]
     assert [path.name for path in weights[0]] == [path.name for path in weights[1]] and weights[0]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*weights, strict=True))

@@ -36,5 +36,5 @@ def test_calls_send_a_message_per_rank_and_bytes_that_grow_with_the_rows(layout)
 
 
 def test_the_objects_of_a_step_are_dropped_with_it():
-    memory = measured("data", 8, 512, steps=20)["memory"]
+    memory = measured("data", 4, 128, steps=20)["memory"]
     assert memory["objects_20"] <= memory["objects_5"] and memory["object_bytes_20"] <= 1.1 * memory["object_bytes_5"]

@@ -110,13 +110,17 @@ def python(folder: Path, *words: str, path: str = "") -> str:
     return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.fixture
-def project(tmp_path) -> Path:
+def written(folder: Path) -> Path:
     """A script, a module next to it, and one that only PYTHONPATH leads to."""
     for place, text in (("project/train.py", SCRIPT), ("project/near.py", NEAR), ("library/far.py", FAR)):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
-        (tmp_path / place).write_text(text)
-    return tmp_path / "project"
+        (folder / place).parent.mkdir(exist_ok=True)
+        (folder / place).write_text(text)
+    return folder / "project"
+
+
+@pytest.fixture
+def project(tmp_path) -> Path:
+    return written(tmp_path)
 
 
 def stored(project: Path) -> dict[str, str]:
@@ -124,12 +128,21 @@ def stored(project: Path) -> dict[str, str]:
     return json.loads(python(project, "train.py", str(inputs), path=str(project.parent / "library")))
 
 
-def test_copies_need_none_of_the_users_modules_and_keep_their_globals(project, tmp_path):
-    settings = stored(project)
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A project whose functions were stored, and their settings."""
+    project = written(tmp_path_factory.mktemp("kept"))
+    return project, stored(project)
+
+
+def test_copies_need_none_of_the_users_modules_and_keep_their_globals(kept, tmp_path):
+    project, settings = kept
     assert all(re.search(r"/inputs/[0-9a-f]{12}/\w+\.py:\w+$", setting) for setting in settings.values())
     (tmp_path / "elsewhere").mkdir()
-    project.rename(tmp_path / "renamed")
-    assert json.loads(python(tmp_path / "elsewhere", "-c", LOADER, json.dumps(settings))) == {
+    renamed = project.rename(project.with_name("renamed"))
+    loaded = python(tmp_path / "elsewhere", "-c", LOADER, json.dumps(settings))
+    renamed.rename(project)
+    assert json.loads(loaded) == {
         "module": [307.0], "class": [300.0], "method": [-300.0], "cached": [55.0], "partial": [400.0],
         "circular": [500.0], "main": [110.0], "object": [10.0], "closure": [5.0], "decorated": 13, "annotated": [3.0],
     }  # fmt: skip
@@ -147,8 +160,9 @@ def test_only_code_and_values_make_another_function_and_not_its_place(project, t
     assert changed == {"module", "circular", "main"}
 
 
-def test_a_copy_names_its_place_and_is_not_loaded_by_another_python(project, tmp_path):
-    path = stored(project)["module"].rpartition(":")[0]
+def test_a_copy_names_its_place_and_is_not_loaded_by_another_python(kept, tmp_path):
+    project, settings = kept
+    path = settings["module"].rpartition(":")[0]
     text = (project / path).read_text()
     assert text.startswith(f"# reward: {project}/near.py, line 13\n")
     assert "# def reward(completions, **columns):" in text

@@ -15,6 +15,7 @@ from hybridflow.controller import liveness
 from hybridflow.controller.liveness import Liveness
 from hybridflow.observability.activity import Activity
 
+Beats = Callable[[Callable[[Activity], None]], list[dict]]
 INTERVAL = 1.0
 ENDED = threading.Event()
 """Set once the last heartbeat has been seen: until then, calls run."""
@@ -43,10 +44,11 @@ def beats(act: Callable[[Activity], None], *, is_visible: bool = True, after: Ca
     return found
 
 
-def beats_apart(act: Callable[[Activity], None]):
+@pytest.fixture(scope="module")
+def beats_apart() -> Iterator[Beats]:
     """The same in a process without other threads and children: what other tests have left running is progress too."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(beats, (act,))
+        yield lambda act: pool.apply(beats, (act,))
 
 
 def sleep(activity: Activity) -> None:
@@ -84,7 +86,7 @@ def advance(activity: Activity) -> None:
     ("act", "is_active"),
     [(sleep, False), (compute, True), (compute_in_a_child, True), (wait, True), (advance, True)],
 )
-def test_a_call_is_active_if_it_computes_waits_as_declared_or_advances(act, is_active):
+def test_a_call_is_active_if_it_computes_waits_as_declared_or_advances(beats_apart, act, is_active):
     *_, late = beats_apart(act)
     assert (late["call"], late["active"]) == ("role.method", is_active)
     if not is_active:
@@ -102,7 +104,7 @@ def test_a_call_that_usually_advances_faster_is_not_active_although_it_computes(
     assert [beat["active"] for beat in usual] == [True, False, False]
 
 
-def test_a_wait_that_is_over_is_no_excuse():
+def test_a_wait_that_is_over_is_no_excuse(beats_apart):
     assert not beats_apart(wait_too_long)[-1]["active"]
 
 

@@ -116,12 +116,13 @@ def same(left: Run, right: Run) -> bool:
 
 @pytest.mark.parametrize("kind", [GRPO, PPO, DAPO, ReMax, SafeRLHF])
 def test_t1_without_staleness_the_loop_takes_the_steps_that_are_called_by_hand(toy_dir, tmp_path, kind):
-    by_loop = run_of(toy_dir(), tmp_path / "loop", kind, staleness=0, steps=20)
+    steps = 8
+    by_loop = run_of(toy_dir(), tmp_path / "loop", kind, staleness=0, steps=steps)
     Loop(by_loop).run()
-    by_hand = run_of(toy_dir(), tmp_path / "hand", kind, staleness=0, steps=20)
+    by_hand = run_of(toy_dir(), tmp_path / "hand", kind, staleness=0, steps=steps)
     by_hand.policies[0].publish_weights(version=0).result()
     rows = {}
-    for step in range(20):
+    for step in range(steps):
         by_hand.dataflow.iteration = step
         metrics = by_hand.dataflow.step(by_hand.streams["prompts"].next())
         rows[step + 1] = {n: m.value for n, m in metrics.items() if not n.startswith("timing_s/")}
@@ -144,8 +145,16 @@ def test_the_batch_of_step_i_plus_d_is_collected_before_step_i_is_learnt(toy_dir
     assert stale == [0.0] + [1.0] * (STEPS - 1)
 
 
-@pytest.mark.parametrize(("staleness", "ahead"), [(1, 1), (1, 5), (2, 1), (2, 2), (3, 2), (4, 9), (7, 7)])
-@pytest.mark.parametrize("kind", [GRPO, DAPO])
+DEPTHS = [(1, 1), (1, 5), (2, 1), (2, 2), (3, 2), (4, 9), (7, 7)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "staleness", "ahead"),
+    [
+        *((GRPO, *depth) for depth in DEPTHS),
+        *(pytest.param(DAPO, *depth, marks=[] if depth in ((1, 5), (3, 2)) else pytest.mark.slow) for depth in DEPTHS),
+    ],
+)
 def test_no_sample_is_older_than_allowed_and_each_prompt_is_trained_on_once(toy_dir, tmp_path, kind, staleness, ahead):
     run = run_of(toy_dir(), tmp_path, kind, staleness=staleness, ahead=ahead)
     Loop(run).run()
@@ -180,7 +189,9 @@ def test_old_logprobs_are_interpolated_once_samples_are_two_versions_old(toy_dir
     assert means[:2] == pytest.approx([1.0, 1.0]) and means[2] != 1.0
 
 
-@pytest.mark.parametrize("kind", [GRPO, PPO, ReMax, SafeRLHF, DAPO])
+@pytest.mark.parametrize(
+    "kind", [GRPO, PPO, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (ReMax, SafeRLHF)), DAPO]
+)
 def test_an_asynchronous_run_replays_bit_for_bit(toy_dir, tmp_path, kind):
     runs = [run_of(toy_dir(), tmp_path / str(number), kind, staleness=2, ahead=2) for number in range(2)]
     for run in runs:

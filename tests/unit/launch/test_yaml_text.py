@@ -22,7 +22,7 @@ def file(tmp_path_factory):
 @given(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=3))
 @example({"a": ["1e3", "1E+3", "1_0e2", ".5e3", "+.inf", ".nan", "y", "no", "1:30", "2020-01-01", "0o7", "", "~"]})
 @example({"a": "${oc.env:HOME}", "b": "${", "c": "???", "1e3": "<<", "d": "a\n  b\n", "e": "\n x", "f": "\x85\n"})
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_text_is_read_back_equal(file, content):
     for has_blocks in (False, True):
         text = yaml_text(content, has_blocks=has_blocks)

@@ -29,6 +29,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
     )
 
 
+@pytest.mark.slow
 def test_only_the_processes_of_reward_functions_unpickle(watched):
     assert any("/rewards.py:" in caller for caller in watched.callers)  # the watch sees what is there
     assert any(caller.startswith("ray/") for caller in watched.callers)
@@ -36,6 +37,7 @@ def test_only_the_processes_of_reward_functions_unpickle(watched):
     assert watched.problems() == []
 
 
+@pytest.mark.slow
 def test_every_port_is_on_the_loopback_interface(watched):
     names = " ".join(name for name, _ in watched.listeners)
     assert "raylet" in names and "gcs_server" in names and "RayHost" in names
@@ -43,6 +45,7 @@ def test_every_port_is_on_the_loopback_interface(watched):
     assert {address.removeprefix("::ffff:") for _, address in watched.listeners} == {"127.0.0.1"}
 
 
+@pytest.mark.slow
 def test_no_file_of_the_run_is_a_pickle(watched):
     assert watched.files > 10 and watched.pickles == []
 

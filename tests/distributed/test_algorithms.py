@@ -9,6 +9,9 @@ from hybridflow.algorithms.catalogue import ADVANTAGES, POLICY_LOSSES
 from tests.distributed.runs import Row, rows_of_run, small_run
 
 PRESETS = sorted(path.stem for path in Path("trainer_configs/algorithm").glob("*.yaml"))
+QUICK = ("ppo", "grpo", "gspo", "rloo", "cispo", "remax", "kl_cov", "optimal_token_baseline")
+"""One of each kind; unit tests compare the numbers of every method with an oracle."""
+
 STEPS = 2
 MAY_REST = {"grpo_passk"}
 """A step whose groups all have several best samples, or none, has advantages of 0 everywhere, as it should."""
@@ -45,7 +48,9 @@ def assert_teaches(rows: list[Row], *, may_rest: bool) -> None:
     assert max(row["training/rollout_logprobs_diff_max"] for row in rows) < 1e-4
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in PRESETS]
+)
 def test_a_method_runs_teaches_and_is_no_other_one(trajectory, preset):
     rows = trajectory(f"algorithm={preset}")
     assert_teaches(rows, may_rest=preset in MAY_REST)

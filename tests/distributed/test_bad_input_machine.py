@@ -149,11 +149,12 @@ def test_a_missing_extra_is_told_before_the_run(tmp_path, monkeypatch, package, 
             "Unset RAY_GCS_SERVER_PORT",
             marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "RAY_ADDRESS",
             "127.0.0.1:{}",
             "RAY_ADDRESS=127.0.0.1:{}, but the process that uses this port",
             "unset RAY_ADDRESS",
+            marks=pytest.mark.slow,
         ),
         ("RAY_ADDRESS", "127.0.0.1:1", "RAY_ADDRESS=127.0.0.1:1, but no process is listening", "ray start --head"),
     ],

@@ -37,7 +37,13 @@ def data_of(dataflow: type[Dataflow], folder) -> list[str]:
     return [f"data={{train_files: [{folder}/train.jsonl], eval_files: [{folder}/held_out.jsonl]}}"]
 
 
-@pytest.mark.parametrize(("dataflow", "command", "settings"), CASES, ids=[case[0].__name__ for case in CASES])
+@pytest.mark.parametrize(
+    ("dataflow", "command", "settings"),
+    [
+        pytest.param(*case, id=case[0].__name__, marks=[] if case[0] in (PPO, SFT) else pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_a_derived_class_trains_as_the_one_it_derives_from(tmp_path, dataflow, command, settings):
     own = tmp_path / "own.py"
     own.write_text(f"from {dataflow.__module__} import {dataflow.__name__}\n\n\nclass Mine({dataflow.__name__}): ...\n")

@@ -34,7 +34,7 @@ def diverges(logprobs, old_logprobs, advantages):
 @pytest.mark.parametrize(
     ("signal", "setting", "status", "ending", "steps"),
     [
-        ("SIGINT", "", 130, "interrupted</strong> saved step 3", 3),
+        pytest.param("SIGINT", "", 130, "interrupted</strong> saved step 3", 3, marks=pytest.mark.slow),
         ("SIGKILL", "", KILLED, "failed</strong> no ending was recorded", 2),
         ("", "reward.functions=[{own}:raises]", 1, "failed</strong> RewardError: In training step 3: .*patience", 2),
         ("", "algorithm.policy_loss={own}:diverges", 1, r"failed</strong> \w+Error: .*(?i:nan|not finite)", 2),

@@ -16,6 +16,7 @@ TRAINING = Training(
 STEPS = 3
 
 
+@pytest.mark.slow  # quick: in shards, tests/parity/test_lora_sharded.py; on one device, test_lora_runs.py
 @pytest.mark.parametrize(
     "rollout",
     [

@@ -219,6 +219,7 @@ sys.exit(supervised(run, restarts=9, run_dir=directory, stop=Stop(), console=Con
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_while_it_starts_is_a_fault_of_its_own(tmp_path: Path):
     subprocess.run([sys.executable, "-c", TWO_DEATHS, str(tmp_path)], check=True, timeout=300)
     rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]

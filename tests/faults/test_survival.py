@@ -85,6 +85,7 @@ def test_a_rollout_that_dies_is_replaced_and_its_step_begins_again(
     assert (fault["pools"], fault["step"], fault["resumed_step"]) == ("generation", 4, 3)
 
 
+@pytest.mark.slow
 def test_a_run_ends_after_too_many_faults_and_says_so(ray_backend: Backend, command: MakeCommand):
     run = command()
     run.trap.write_text("1 SIGKILL 0")  # every process, in its first call

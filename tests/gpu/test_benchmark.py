@@ -26,6 +26,7 @@ def test_every_section_runs_on_a_cpu(tmp_path):
     assert len(speeds) >= 4 and min(speeds) > 0
 
 
+@pytest.mark.slow
 def test_an_unknown_section_is_named(tmp_path):
     command = [sys.executable, "benchmarks/gpu.py", "--only", "engine", "--results", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)

@@ -99,7 +99,7 @@ def batch_of(names: list[tuple[int, int]], prompts: list[list[int]]) -> Batch:
     return Batch.of(rows={"uid": uids.clone(), "sample_index": samples.clone()}, tokens={"prompt_ids": ids})
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
 def test_turns_draw_what_they_draw_if_the_conversation_is_read_again(engine, seed):
     """Observations have 1 to 60 tokens, and there are more conversations than places."""
     conversations = Conversations(engine, seed)

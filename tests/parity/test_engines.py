@@ -139,7 +139,7 @@ def test_compiled_layers_give_the_numbers_of_plain_ones(
     assert ranks > 1 or torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
-@pytest.mark.parametrize("microbatch_tokens", [8192, 24])
+@pytest.mark.parametrize("microbatch_tokens", [pytest.param(8192, marks=pytest.mark.slow), 24])
 @pytest.mark.parametrize(
     ("engine", "architecture", "kind", "ranks", "sizes"),
     [

@@ -73,6 +73,7 @@ def test_the_script_trains_and_generates(tmp_path, tokenizer_dir, backend):
     assert f"backend: {backend}" in (tmp_path / "runs" / "run" / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_other_snippets_run_in_their_order(tmp_path):
     one_step = '"trainer.total_steps": 1'
     text = f'hybridflow.run("grpo", {{{one_step}, "trainer.experiment": "mine"}})\n' + "\n\n".join(SNIPPETS)

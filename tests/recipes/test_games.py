@@ -45,8 +45,13 @@ def test_the_recipe_trains_on_games_that_the_environments_have_played(tmp_path, 
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize(
+    ("task", "algorithm"),
+    [
+        *((task, "grpo") for task in TASKS),
+        *(pytest.param(task, "ppo", marks=[] if task == TASKS[0] else pytest.mark.slow) for task in TASKS),
+    ],
+)
 def test_each_task_runs(tmp_path, task, algorithm):
     small = "trainer={total_steps: 2, eval_every: 2, save_every: 0, keep_every: 0, threads: 1, device: cpu}"
     sizes = ["data={batch_size: 2, eval_limit: 8}", "rollout.samples_per_prompt=4"]

@@ -198,6 +198,7 @@ def test_directories_that_cannot_be_used_are_problems(monkeypatch, tmp_path):
     assert "is too long for the sockets" in only(found("temp")).found
 
 
+@pytest.mark.slow  # the quick case: tests/distributed/test_bad_input_machine.py
 def test_a_cluster_that_does_not_answer_is_a_problem(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     finding = only(found("ray"))

@@ -48,7 +48,7 @@ def step_of_latest(run_dir: Path) -> int:
 
 
 @pytest.mark.skipif(not CALLS, reason="the numbers of this machine's system calls are not known")
-@pytest.mark.parametrize("kind", SAVES)
+@pytest.mark.parametrize("kind", [pytest.param("at once", marks=pytest.mark.slow), "in the background"])
 def test_at_every_call_the_newest_complete_checkpoint_loads(kind, tmp_path, save_traced):
     first = tmp_path / "first"
     SAVES[kind](CheckpointStore(first), 1)

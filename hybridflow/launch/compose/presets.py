@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -44,9 +45,14 @@ class Preset:
         return sum(1 for _ in leaves(self.settings))
 
 
-def presets() -> dict[str, Preset]:
+def presets() -> Mapping[str, Preset]:
     """All of them by name."""
-    files = sorted((config_directory() / "algorithm").glob("*.yaml"))
+    return _presets_in(config_directory())
+
+
+@cache
+def _presets_in(directory: Path) -> Mapping[str, Preset]:
+    files = sorted((directory / "algorithm").glob("*.yaml"))
     return {file.stem: Preset(file.stem, _about(file), yaml.safe_load(file.read_text()) or {}) for file in files}
 
 

@@ -25,7 +25,7 @@ from hybridflow.process import STOP_SIGNALS
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.serial import outcome_of
-from hybridflow.rewards.sandbox.jail import die_with
+from hybridflow.rewards.sandbox.jail import adopt_orphans, die_with
 
 FORK = 0
 """Request to fork a process, followed by the descriptor of its connection; the reply is its process id. A request with
@@ -50,6 +50,7 @@ def main(descriptor: int) -> None:
     # The pool's process handles signals to its process group: it may still need scores until it has saved.
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    adopt_orphans()  # of processes that ended by themselves
     children: set[int] = set()
     with Connection(descriptor) as control:
         try:
@@ -61,13 +62,13 @@ def main(descriptor: int) -> None:
                     children.add(reply)
                 else:
                     children.remove(request)
-                    reply = _ended(request)
+                    reply = _ended(request, children)
                 control.send(reply)
         except (EOFError, ConnectionError):
             pass  # the pool has ended
         finally:
             for process in children:
-                _ended(process)
+                _ended(process, children)
 
 
 def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
@@ -80,8 +81,10 @@ def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
     status = 1
     try:
         control.close()
+        os.set_inheritable(descriptor, False)  # a daemon that holds it would hide that this process has ended
         os.setsid()  # so that killing the process group also kills what the functions start
         die_with(server)
+        adopt_orphans()  # so that daemons end with it
         for number in STOP_SIGNALS:  # programs that the functions start would inherit SIG_IGN
             signal.signal(number, signal.SIG_DFL)
         with redirect_stdout(lasting(sys.stdout, by_lines=True)), redirect_stderr(lasting(sys.stderr)):
@@ -93,17 +96,29 @@ def _forked(descriptor: int, control: Connection, setup: Setup) -> int:
         os._exit(status)
 
 
-def _ended(process: int) -> int:
-    """Kills a process and what it started; returns its exit status, negative for a signal."""
-    with suppress(psutil.NoSuchProcess):
-        for started in psutil.Process(process).children(recursive=True):  # also those with sessions of their own
-            with suppress(psutil.NoSuchProcess):
-                started.kill()
+def _ended(process: int, others: set[int]) -> int:
+    """Kills a process and what it started; returns its exit status, negative for a signal. `others` keep running."""
+    _kill_descendants(process)
     try:
         os.killpg(process, signal.SIGKILL)
     except ProcessLookupError:  # it has not called setsid yet
         os.kill(process, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    for orphan in psutil.Process().children():
+        if orphan.pid not in others:
+            _kill_descendants(orphan.pid)
+            with suppress(psutil.Error):
+                orphan.kill()
+                os.waitpid(orphan.pid, 0)
+    return status
+
+
+def _kill_descendants(process: int) -> None:
+    """Kills what a process started, in sessions of its own too."""
+    with suppress(psutil.NoSuchProcess):
+        for started in psutil.Process(process).children(recursive=True):
+            with suppress(psutil.Error):
+                started.kill()
 
 
 def serve_functions(connection: Connection, config: Reward) -> None:

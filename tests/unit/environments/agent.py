@@ -126,6 +126,13 @@ def leaves(messages):
     print(json.dumps({"reward": 2.0, "huge": 10**400}))
 
 
+def daemonizes(messages):
+    ask(messages)
+    with open(sys.argv[2], "wb") as file:
+        subprocess.run(["sh", "-c", "setsid sleep 600 & echo $!"], stdout=file, check=True)
+    print(2.0)
+
+
 def fails(messages):
     ask(messages)
     sys.exit("no more disk")

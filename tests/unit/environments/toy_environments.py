@@ -159,6 +159,28 @@ class Misbehaves(Echo):
         return acts[self.act]()
 
 
+class Daemonizes(Echo):
+    """Starts a daemon in its first step, and writes its process id to `file`; then exits if it is to."""
+
+    def __init__(self, file: str = "", exits: bool = False):
+        super().__init__(turns=1)
+        self.file, self.exits = file, exits
+
+    def step(self, action):
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            if daemon := os.fork():
+                with open(self.file, "w") as file:
+                    file.write(str(daemon))
+                os._exit(0)
+            os.execvp("sleep", ["sleep", "600"])
+        os.waitpid(child, 0)
+        if self.exits:
+            os._exit(5)
+        return super().step(action)
+
+
 class Says(Echo):
     """Answers the first reply with what the row says."""
 

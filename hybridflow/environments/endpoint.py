@@ -5,13 +5,17 @@ import concurrent.futures
 import hmac
 import json
 import logging
+import math
 import secrets
 import socket
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import TracebackType
+from weakref import WeakSet
 
 from hybridflow.environments.chat_completions import ChatCompletions, RequestError
 from hybridflow.environments.interface import EpisodeOver, Model
@@ -22,6 +26,7 @@ logger = logging.getLogger(__name__)
 _PATH = "/v1/chat/completions"
 _JSON, _EVENTS = "application/json", "text/event-stream"
 _MOST_BYTES = 64 << 20
+_HAS_CLOSED = "the program has closed its connection: %s"
 _CHECK_SECONDS = 0.2
 """How often a request that waits for a reply looks whether the program has closed its connection."""
 
@@ -79,8 +84,12 @@ class Endpoint:
         asked = asyncio.run_coroutine_threadsafe(self._model.reply(question.messages, tools=question.tools), self._loop)
         while not asked.done():
             concurrent.futures.wait([asked], _CHECK_SECONDS)
-            if not asked.done() and is_gone():
-                asked.cancel()  # clients close the connection at their time limit, and send the request again
+            if not asked.done() and is_gone() and asked.cancel():
+                # clients close the connection at their time limit, and send the request again
+                raise RequestError(
+                    "The connection was closed before the reply; keep it open, also for writing, until the response.",
+                    code="connection_closed",
+                )
         try:
             completion = self._chat.answer(asked.result())
         except EpisodeError as error:
@@ -105,6 +114,25 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.endpoint = endpoint
+        self._connections: WeakSet[socket.socket] = WeakSet()
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        connection, address = super().get_request()
+        self._connections.add(connection)
+        return connection, address
+
+    def server_close(self) -> None:
+        """Also closes the connections that a program has left open, which ends the threads that read from them."""
+        super().server_close()
+        for connection in [*self._connections]:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        if isinstance(error := sys.exception(), OSError):
+            logger.debug(_HAS_CLOSED, error)
+        else:
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -131,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         try:
+            self._body()
             self._endpoint.check_key(self.headers.get("Authorization"))
             if self.path != "/v1/models":
                 raise RequestError(f"There is no {self.path}.", status=HTTPStatus.NOT_FOUND, code="not_found")
@@ -149,15 +178,20 @@ class _Handler(BaseHTTPRequestHandler):
             return True
 
     def _body(self) -> bytes:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _MOST_BYTES:
+        missing = "0" if self.command == "GET" else ""
+        length = "" if "Transfer-Encoding" in self.headers else self.headers.get("Content-Length", missing)
+        size = float(length) if length.isdecimal() else math.inf
+        if size > _MOST_BYTES:
             self.close_connection = True
             raise RequestError(
                 f"A request needs a Content-Length of at most {_MOST_BYTES} bytes.",
                 status=HTTPStatus.LENGTH_REQUIRED,
                 code="length_required",
             )
-        return self.rfile.read(int(length))
+        body = self.rfile.read(int(size))
+        if len(body) < size:
+            raise RequestError(f"The body ended after {len(body)} of {size:.0f} bytes.", code="incomplete_body")
+        return body
 
     def _send_object(self, status: int, content: dict[str, object]) -> None:
         self._send(status, json.dumps(content).encode(), _JSON)
@@ -170,7 +204,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except OSError as error:
-            logger.debug("the program has closed its connection: %s", error)
+            logger.debug(_HAS_CLOSED, error)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged."""

@@ -1,7 +1,7 @@
 """Token ids of prompts, and of prompts with their completions."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -81,7 +81,7 @@ def text_token_ids(
     return ids
 
 
-def may_be_cut(prompt: Prompt, max_tokens: int) -> bool:
+def may_be_cut(prompt: str | Sequence[Mapping[str, object]], max_tokens: int) -> bool:
     """Whether a prompt has so many characters that `max_tokens` may have kept its end from being tokenized."""
     texts = [prompt] if isinstance(prompt, str) else [str(message["content"]) for message in prompt]
     return sum(map(len, texts)) > max_tokens * _CHARACTERS_PER_TOKEN
@@ -132,12 +132,20 @@ def completion_token_ids(
 
 
 def _beginning(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text, or its beginning if that alone has more than `max_tokens` tokens."""
-    beginning = text[: max_tokens * _CHARACTERS_PER_TOKEN]
-    if len(beginning) == len(text):
+    """The text, or its beginning if that alone has more than `max_tokens` tokens, however the text continues.
+
+    A continuation joins at most the last characters of a beginning into other tokens: fewer than the longest token has.
+    """
+    size = max_tokens * _CHARACTERS_PER_TOKEN
+    if size >= len(text):
         return text
-    (ids,) = _ids_of([beginning], tokenizer, add_special_tokens=False)
-    return beginning if len(ids) > max_tokens + 1 else text
+    enough = max_tokens + max(map(len, tokenizer.get_vocab()))
+    while size < len(text):
+        (ids,) = _ids_of([text[:size]], tokenizer, add_special_tokens=False)
+        if len(ids) > enough:
+            return text[:size]
+        size *= 2
+    return text
 
 
 def _ids_of(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, add_special_tokens: bool) -> list[list[int]]:

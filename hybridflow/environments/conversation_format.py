@@ -54,12 +54,21 @@ class TemplateCheck:
 class ConversationFormat:
     """Renders conversations by the tokenizer's chat template or, with `is_chat=False`, by concatenating the contents.
 
-    `end_ids` are the tokens that end a response.
+    `end_ids` are the tokens that end a response. If the beginning of a text has more than `max_tokens` tokens, the rest
+    is not tokenized.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int], *, is_chat: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        *,
+        is_chat: bool,
+        max_tokens: int | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._is_chat = is_chat
+        self._max_tokens = max_tokens
         self.end_ids = frozenset(end_ids)
         added = tokenizer.added_tokens_decoder.items()
         self._special_ids = frozenset(number for number, token in added if token.special) - self.end_ids
@@ -214,7 +223,10 @@ class ConversationFormat:
         return [*_computed_once(self._known_ids, text, lambda: self._ids(text, add_special_tokens=False))]
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return text_token_ids([text], self._tokenizer, add_special_tokens=add_special_tokens)[0]
+        (ids,) = text_token_ids(
+            [text], self._tokenizer, add_special_tokens=add_special_tokens, max_tokens=self._max_tokens
+        )
+        return ids
 
 
 def _computed_once(known: dict[str, T], key: str, compute: Callable[[], T]) -> T:

@@ -11,6 +11,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.row_names import row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.config.environment import Credit, EnvironmentSettings
+from hybridflow.data.tokenization import may_be_cut
 from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
 from hybridflow.environments.interface import (
     Ask,
@@ -92,7 +93,11 @@ class EpisodePlayer:
         self._max_prompt_tokens = max_prompt_tokens
         self._max_response_tokens = max_response_tokens
         self._max_turn_tokens = config.max_turn_tokens or max(1, max_response_tokens // config.max_turns)
-        self._formats = {is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat) for is_chat in (False, True)}
+        self._max_tokens = max(max_prompt_tokens, max_response_tokens)
+        self._formats = {
+            is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat, max_tokens=self._max_tokens)
+            for is_chat in (False, True)
+        }
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
         self._has_checked = False
@@ -241,10 +246,11 @@ class EpisodePlayer:
         episode.transcripts[ask.is_trained] = transcript
 
     def _check_prompt(self, transcript: Transcript) -> None:
-        num_tokens = len(transcript.rows[0].prompt_ids)
-        if num_tokens > self._max_prompt_tokens:
+        num_tokens, limit = len(transcript.rows[0].prompt_ids), self._max_prompt_tokens
+        if num_tokens > limit:
+            at_least = "at least " if may_be_cut(transcript.opening, self._max_tokens) else ""
             raise EpisodeError(
-                f"its first prompt has {num_tokens} tokens; data.max_prompt_tokens={self._max_prompt_tokens}.",
+                f"its first prompt has {at_least}{num_tokens} tokens; data.max_prompt_tokens={limit}.",
                 remedy="Raise data.max_prompt_tokens, or show the model less.",
             )
 

@@ -47,6 +47,17 @@ def test_a_text_that_is_far_too_long_is_not_tokenized_to_its_end(tokenizer):
     assert prompt_token_ids([words], tokenizer, max_tokens=8) == prompt_token_ids([words], tokenizer)
 
 
+def test_a_text_that_fits_is_never_cut_though_its_beginning_alone_has_more_tokens():
+    merges = [("a" * size, "a" * size) for size in (1, 2, 4, 8, 16, 32)]
+    vocabulary = ["b", "</s>", "a", *("".join(merge) for merge in merges)]
+    inner = Tokenizer(models.BPE({text: number for number, text in enumerate(vocabulary)}, merges))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>")
+    (ids,) = prompt_token_ids(["b" + "a" * 64], tokenizer, max_tokens=2)
+    assert tokenizer.convert_ids_to_tokens(ids) == ["b", "a" * 64]
+    (ids,) = prompt_token_ids(["b" + "a" * 1_000_000], tokenizer, max_tokens=2)
+    assert 2 < len(ids) < 1000
+
+
 def turns(*contents):
     roles = ("user", "assistant")
     return [{"role": roles[index % 2], "content": content} for index, content in enumerate(contents)]

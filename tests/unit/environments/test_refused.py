@@ -90,6 +90,18 @@ def test_a_first_prompt_that_is_too_long_fails_its_episode_alone(caplog, tokeniz
     assert "its first prompt has 70 tokens; data.max_prompt_tokens=40" in caplog.text
 
 
+def test_texts_that_are_far_too_long_end_episodes_without_being_tokenized_to_their_end(caplog):
+    begun, long = time.monotonic(), "word " * 4_000_000  # as a whole, they would take minutes
+    found = Parrot("gemma3").play(conversations(["12+12?"], says=[long]), name=f"{FILE}:Says", processes=0)
+    assert found.row("turns").tolist() == [1.0] and found.row("truncated").all()
+    assert found.object("episode_return") == [1.0] and found.meta["environment/limited/max_response_tokens"] == 1.0
+    prompts = conversations(["12+12?"] * 2, says=[long, None])
+    found = Parrot("gemma3").play(prompts, name=f"{FILE}:asks", processes=0, error_budget=1)
+    assert found.row("failed").tolist() == [True, False]
+    assert "its first prompt has at least " in caplog.text and "tokens; data.max_prompt_tokens=900" in caplog.text
+    assert time.monotonic() - begun < 30
+
+
 @pytest.mark.parametrize("forks", [False, True])
 def test_an_empty_prompt_fails_its_episode_alone(caplog, tokenizer, forks):
     prompts = prompts_of(tokenizer, ["12+34=", "7+8="], says=["", "go:"], forks=[forks] * 2)

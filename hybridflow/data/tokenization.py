@@ -136,7 +136,7 @@ def _beginning(text: str, max_tokens: int, tokenizer: PreTrainedTokenizerBase) -
 
     A continuation joins at most the last characters of a beginning into other tokens: fewer than the longest token has.
     """
-    size = max_tokens * _CHARACTERS_PER_TOKEN
+    size = max(1, max_tokens) * _CHARACTERS_PER_TOKEN
     if size >= len(text):
         return text
     enough = max_tokens + max(map(len, tokenizer.get_vocab()))

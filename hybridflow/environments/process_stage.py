@@ -119,11 +119,13 @@ class ProcessStage:
         return events
 
     def abandon(self) -> None:
+        self._acting.clear()
+        if not self._server.is_running:  # all processes have died with it
+            self.close()
         for process in self._busy.values():
-            if not process.connection.closed and self._server.is_running:
+            if not process.connection.closed:
                 process.end()
         self._busy.clear()
-        self._acting.clear()
 
     def close(self) -> None:
         for process in (*self._busy.values(), *self._idle):

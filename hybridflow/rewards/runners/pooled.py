@@ -50,6 +50,13 @@ class PooledRunner:
 
     def run(self, functions: Sequence[BoundReward], samples: Samples, *, allowed_failures: int) -> list[Outcome]:
         """One outcome per function, in their order; samples after too many failures are left out."""
+        try:
+            return self._run(functions, samples, allowed_failures)
+        except BaseException:
+            self.close()  # processes that still score these samples would answer for those of the next run
+            raise
+
+    def _run(self, functions: Sequence[BoundReward], samples: Samples, allowed_failures: int) -> list[Outcome]:
         self._server.start()
         while len(self._processes) < self._num_processes:
             self._processes.append(PoolProcess(self._server))

@@ -66,10 +66,14 @@ def test_a_coroutine_is_told_what_was_wrong_and_may_ask_again(caplog, says, reas
 
 
 def test_the_death_of_the_fork_server_is_named(tokenizer, tmp_path):
-    prompts = prompts_of(tokenizer, ["12+34="], act=["end server"])
-    settings = {"processes": 1, "max_turn_tokens": 6, "step_seconds": 1.0, "settings": {"folder": str(tmp_path)}}
-    with Player(tokenizer, "Misbehaves", **settings) as player, pytest.raises(ProcessKilled, match="fork server"):
-        player.play(prompts)
+    prompts = prompts_of(tokenizer, ["12+34="] * 4, act=[*["nothing"] * 3, "end server"])
+    settings = {"processes": 2, "max_turn_tokens": 6, "step_seconds": 1.0, "settings": {"folder": str(tmp_path)}}
+    with Player(tokenizer, "Misbehaves", **settings) as player:
+        for _ in range(2):
+            with pytest.raises(ProcessKilled, match="fork server"):
+                player.play(prompts)
+        fine = prompts.with_columns(objects={"act": ["nothing"] * 4})
+        assert not player.play(fine).row("failed").any()
 
 
 def test_a_role_that_the_template_knows_is_shown():

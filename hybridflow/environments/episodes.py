@@ -7,9 +7,9 @@ from dataclasses import replace
 from numbers import Real
 
 from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.reward import LARGEST_SCORE
 from hybridflow.config.user_code import described, ending_forks
 from hybridflow.environments.interface import (
-    LARGEST_NUMBER,
     EpisodeOver,
     Failed,
     Finished,
@@ -179,10 +179,11 @@ def _checked_step(answer: object) -> tuple[Observation, float, bool, dict]:
 
 
 def _number(value: object, of: str, remedy: str) -> float:
-    """A number in the range of float32; raises `EpisodeError` for anything else, such as a text after a failure."""
-    if isinstance(value, Real) and _magnitude(value) <= LARGEST_NUMBER:
+    """A number in the range of scores; raises `EpisodeError` for anything else, such as a text after a failure."""
+    if isinstance(value, Real) and _magnitude(value) <= LARGEST_SCORE:
         return float(value)
-    raise EpisodeError(f"{of} returned the reward {_shown(value)}, not a finite number.", remedy=remedy)
+    bounds = f"between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}"
+    raise EpisodeError(f"{of} returned the reward {_shown(value)}, not a number {bounds}.", remedy=remedy)
 
 
 def _magnitude(value: Real) -> float:
@@ -193,14 +194,14 @@ def _magnitude(value: Real) -> float:
 
 
 def _plain(info: object) -> dict:
-    """The information of a step without what JSON or float32 cannot represent."""
+    """The information of a step without what JSON cannot represent, and without numbers beyond those of scores."""
     if not isinstance(info, Mapping):
         raise EpisodeError(f"it returned info={_shown(info)}, not a dictionary.", remedy=f"Write '{_STEP}'.")
     plain = {}
     for name, value in info.items():
         if isinstance(value, bool | str):
             plain[str(name)] = value
-        elif isinstance(value, Real) and not _magnitude(value) > LARGEST_NUMBER:
+        elif isinstance(value, Real) and not _magnitude(value) > LARGEST_SCORE:
             plain[str(name)] = value if isinstance(value, int | float) else float(value)
     return json.loads(json.dumps(plain))
 

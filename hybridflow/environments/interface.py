@@ -10,9 +10,6 @@ from hybridflow.errors import EpisodeError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LARGEST_NUMBER = 3.4e38
-"""The largest reward: batches store scores in float32."""
-
 Message = dict[str, object]
 """A role and its content, as in `{"role": "user", "content": "Hello"}`; a reply may also have `tool_calls`."""
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.reward import LARGEST_SCORE
 from hybridflow.environments.endpoint import Endpoint
-from hybridflow.environments.interface import LARGEST_NUMBER, EpisodeOver, Finished, Model
+from hybridflow.environments.interface import EpisodeOver, Finished, Model
 from hybridflow.errors import ConfigError, EpisodeError
 
 _SHOWN_CHARACTERS = 300
@@ -113,9 +114,10 @@ def _printed_reward(output: bytes) -> tuple[float, dict]:
         found = None
     info = {name: value for name, value in found.items() if name != "reward"} if isinstance(found, dict) else {}
     reward = found.get("reward") if isinstance(found, dict) else found
-    if isinstance(reward, int | float) and abs(reward) <= LARGEST_NUMBER:
+    if isinstance(reward, int | float) and abs(reward) <= LARGEST_SCORE:
         return float(reward), info
     raise EpisodeError(
-        f"the last line of its program is not a reward: {line[:_SHOWN_CHARACTERS]!r}.",
+        f"the last line of its program is not a reward between {-LARGEST_SCORE:g} and {LARGEST_SCORE:g}:"
+        f" {line[:_SHOWN_CHARACTERS]!r}.",
         remedy='Let it print a number, or {"reward": number}, last, or set environment.settings.reward=exit_status.',
     )

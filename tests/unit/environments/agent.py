@@ -115,6 +115,11 @@ def talks(messages):
     print("well done")
 
 
+def boasts(messages):
+    ask(messages)
+    print(1e16)
+
+
 def hangs(messages):
     ask(messages)
     time.sleep(60)

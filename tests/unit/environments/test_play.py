@@ -240,7 +240,7 @@ def test_an_observation_longer_than_the_budget_ends_the_episode_before_it(tokeni
     [
         ("raise", "ZeroDivisionError: division by zero (toy_environments.py, line"),
         ("parse", "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) (toy_"),
-        ("huge", "the reward 1e+308"),
+        ("huge", "the reward 1e+16 of type float, not a number between -1e+15 and 1e+15"),
         ("none", "'step' returned None, not four values"),
         ("three", "'step' returned 3 values"),
         ("text reward", "the reward 'failed' of type str"),

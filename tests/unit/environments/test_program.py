@@ -127,7 +127,8 @@ def test_a_program_that_is_refused_at_a_limit_ends_its_episode_with_nothing(toke
         ("hangs", "took longer than environment.step_seconds=5"),
         ("fails", "its program exited with status 1: no more disk"),
         ("silent", "without a reply of the model"),
-        ("talks", "is not a reward: 'well done'"),
+        ("talks", "is not a reward between -1e+15 and 1e+15: 'well done'"),
+        ("boasts", "is not a reward between -1e+15 and 1e+15: '1e+16'"),
     ],
 )
 def test_a_program_that_fails_is_an_error(tokenizer, how, found):

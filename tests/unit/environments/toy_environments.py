@@ -144,7 +144,7 @@ class Misbehaves(Echo):
             "exit": lambda: os._exit(5),
             "raise": lambda: 1 / 0,
             "parse": lambda: json.loads("{"),
-            "huge": lambda: ("text", 1e308, False, {}),
+            "huge": lambda: ("text", 1e16, False, {}),
             "end server": lambda: (os.kill(os.getppid(), 9), time.sleep(60)),
             "disconnect": lambda: (_ for _ in ()).throw(ConnectionResetError("gone")),
             "none": lambda: None,

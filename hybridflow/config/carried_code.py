@@ -9,23 +9,22 @@ import hashlib
 import importlib
 import os
 import shutil
-import site
 import sys
-import sysconfig
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from hybridflow.config.installed import is_installed
+
 VARIABLE = "HYBRIDFLOW_CODE"
 """Environment variable with the folder of the copies, in processes that use them; inherited by their children."""
 
-_OURS = Path(__file__).resolve().parents[1]
 _MOST_BYTES = 32 << 20
 
 
 def imported_user_files() -> list[Path]:
-    """Files of all modules that this process imported from outside the Python installation and this package.
+    """Files of all modules that this process has imported and that are not installed.
 
     Includes other modules in the same directories, which functions may import later, up to 32 MiB in total.
     """
@@ -35,7 +34,7 @@ def imported_user_files() -> list[Path]:
 
 
 def imported_code() -> dict[str, str]:
-    """The SHA-256 of each file that this process imported from outside the Python installation and this package.
+    """The SHA-256 of each file that this process has imported and that is not installed.
 
     Each file is read once, at the first call after its import; later changes to the file have no effect.
     """
@@ -43,12 +42,12 @@ def imported_code() -> dict[str, str]:
 
 
 def imported_modules() -> dict[str, Path]:
-    """Modules that this process imported from outside the Python installation and this package: name to file."""
+    """Modules that this process has imported and that are not installed: name to file."""
     found = {}
     for name, module in list(sys.modules.items()):
         file = vars(module).get("__file__") if isinstance(module, ModuleType) and name != "__main__" else None
         if isinstance(file, str) and file.endswith(".py") and os.path.isabs(file) and os.path.isfile(file):
-            if not _is_installed(os.path.dirname(file)):
+            if not is_installed(file):
                 found[name] = Path(file)
     return found
 
@@ -83,18 +82,6 @@ def code_here(file: Path) -> Path:
 @cache
 def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-@cache
-def _is_installed(directory: str) -> bool:
-    path = Path(directory).resolve()
-    return any(path.is_relative_to(installed) for installed in _installed_directories())
-
-
-def _installed_directories() -> set[Path]:
-    own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
-    own.add(site.getusersitepackages())
-    return {Path(directory).resolve() for directory in own} | {_OURS}
 
 
 def _below(folder: Path, file: Path) -> Path:

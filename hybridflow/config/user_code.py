@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -14,12 +13,10 @@ from pathlib import Path
 from types import ModuleType
 
 from hybridflow.config.carried_code import code_here
+from hybridflow.config.installed import is_installed
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.paths import user_path
 from hybridflow.errors import LONGEST_TEXT, ConfigError
-
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")} | {"<frozen"})
-"""Beginnings of the names of files that belong to Python and installed packages."""
 
 FILE_MODULE = "hybridflow_user_"
 """Prefix of the names of modules that are loaded from `path/file.py:name`."""
@@ -109,7 +106,7 @@ def described(error: BaseException, *, callers: Collection[str]) -> str:
     if isinstance(error, SyntaxError):
         return text
     frames = user_frames(error, callers=callers)
-    frames = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+    frames = [frame for frame in frames if not is_installed(frame.filename)] or frames
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{text}{place}"
 

@@ -31,7 +31,7 @@ def test_the_standard_library_installed_packages_and_this_package_are_installed(
     "file",
     [
         __file__,
-        "/home/me/reward.py",
+        "/data/project/reward.py",
         "reward.py",
         "<stdin>",
         f"{sys.base_prefix}/src/project/reward.py",

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from hybridflow.config.reward import Reward
-from hybridflow.errors import ProcessKilled, RewardError
+from hybridflow.errors import RewardError
 from hybridflow.observability.metrics import plain
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
@@ -62,8 +62,6 @@ def bad(what, text):
         "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
         "segfault": lambda: ctypes.string_at(0),
         "exit": lambda: os._exit(5),
-        "nap": lambda: time.sleep(2),
-        "kill server": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(60)),
         "memory": lambda: [b'x' * 2**24 for _ in iter(int, 1)],
         "memory of a child": lambda: subprocess.run([sys.executable, "-c", "[b'x' * 2**24 for _ in iter(int, 1)]"]),
     }
@@ -271,53 +269,6 @@ def test_processes_end_with_their_scorer(judges):
     del scorer
     gone, alive = psutil.wait_procs(family, timeout=10)
     assert (len(gone), alive) == (2, [])
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-    ("how", "remedy"), [(signal.SIGKILL, "when memory runs out"), (signal.SIGSEGV, "Find out what sent the signal")]
-)
-def test_the_death_of_the_fork_server_is_reported_with_its_signal(judges, how, remedy):
-    config, before = Reward(functions=[f"{judges}:nan"]), psutil.Process().children()
-    runner, functions = PooledRunner(config, processes=1), resolve_functions(config)
-    runner.run(functions, samples_of(2), allowed_failures=0)
-    [server] = set(psutil.Process().children()) - set(before)
-    processes = server.children()
-    server.send_signal(how)
-    gone, alive = psutil.wait_procs(processes, timeout=10)
-    assert (len(gone), alive) == (1, [])
-    with pytest.raises(ProcessKilled, match=f"was killed by signal {int(how)}") as caught:
-        runner.run(functions, samples_of(2), allowed_failures=0)
-    assert remedy in caught.value.remedy
-    assert runner.run(functions, samples_of(2), allowed_failures=0)[0].scores == [1.0] * 2
-
-
-def test_the_death_of_the_fork_server_while_functions_run_is_named_and_the_next_run_starts_another(judges):
-    config = Reward(functions=[f"{judges}:misbehaves"])
-    runner, functions = PooledRunner(config, processes=3), resolve_functions(config)
-    texts = ["1", "27", "3", "47", "5"]
-    samples = Samples([f"p{text}" for text in texts], texts, {"what": ["kill server"] * 5})
-    for _ in range(2):
-        with pytest.raises(ProcessKilled, match="The fork server of the reward functions was killed by signal 9"):
-            runner.run(functions, samples, allowed_failures=0)
-    samples = Samples(samples.prompts, texts, {"what": ["fine"] * 5})
-    assert runner.run(functions, samples, allowed_failures=0)[0].scores == [1.0] * 5
-
-
-def test_replies_to_a_run_that_was_interrupted_are_not_taken_for_those_of_the_next(judges):
-    config = Reward(functions=[f"{judges}:misbehaves", f"{judges}:lengths"], timeout_seconds=60)
-    runner, functions = PooledRunner(config, processes=2), resolve_functions(config)
-    columns = {"what": ["nap"], "answer": ["a"]}
-    before = signal.signal(signal.SIGALRM, lambda *_: 1 // 0)
-    try:
-        runner.run(functions, Samples(["p"], ["1"], columns), allowed_failures=0)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        with pytest.raises(ZeroDivisionError):
-            runner.run(functions, Samples(["p"], ["17"], columns), allowed_failures=0)
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    found = runner.run(functions[1:], Samples(["p"], ["three"], columns), allowed_failures=0)
-    assert [outcome.scores for outcome in found] == [[5.0]]
 
 
 def test_functions_that_print_to_a_closed_pipe_score_as_before(judges):

@@ -110,6 +110,11 @@ def offsets_of(lengths: Tensor) -> Tensor:
     return offsets
 
 
+def numbers_in_rows(lengths: Tensor) -> Tensor:
+    """The number of each token in its row, [N], from row lengths [B]."""
+    return torch.arange(int(lengths.sum())) - offsets_of(lengths)[:-1].repeat_interleave(lengths)
+
+
 def row_positions(rows: Tensor | Sequence[int] | Sequence[bool], count: int) -> Tensor:
     """Positions [K] (int64) of some rows of a batch of `count`: given as positions, or as a boolean mask [count].
 

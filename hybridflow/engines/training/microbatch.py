@@ -9,7 +9,7 @@ from hybridflow.algorithms.logprobs import packed_predicting_positions
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.iterate import ROWS_TOGETHER, SHORTEST_PREFIX, microbatches
 from hybridflow.batch.prefix_tree import prefix_tree, without_sharing
-from hybridflow.batch.ragged import interleaved
+from hybridflow.batch.ragged import interleaved, numbers_in_rows
 from hybridflow.models.packing import Packing
 
 
@@ -107,7 +107,7 @@ def _micro(
     missing = -total % multiple_of if total else multiple_of  # models need at least one token
     filler = [missing] if missing else []
     counts = responses.lengths
-    within = torch.arange(len(responses.values)) - responses.offsets[:-1].repeat_interleave(counts)
+    within = numbers_in_rows(counts)
     row = torch.arange(len(rows))
     width = max(1, int(counts.max()))  # losses take the maximum over a row
     predicts = packed_predicting_positions(inputs.offsets[:-1], prompts.lengths, counts)

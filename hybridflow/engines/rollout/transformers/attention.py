@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from hybridflow.batch.ragged import numbers_in_rows
 from hybridflow.models.packed_attention import keeps_arguments
 
 IMPLEMENTATION = "hybridflow_decoding"
@@ -42,8 +43,7 @@ class Readers(NamedTuple):
     def of(cls, rows: Int64[Tensor, " K"], counts: Int64[Tensor, " K"], device: torch.device) -> "Readers":
         """Readers of so many tokens each, given on the host."""
         index = torch.arange(len(rows)).repeat_interleave(counts)
-        numbers = torch.arange(len(index)) - (counts.cumsum(0) - counts)[index]
-        return cls(rows.to(device), (index.to(device), numbers.to(device)))
+        return cls(rows.to(device), (index.to(device), numbers_in_rows(counts).to(device)))
 
 
 class Unread(NamedTuple):

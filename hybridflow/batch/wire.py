@@ -52,7 +52,7 @@ def unpack(
 def as_bytes(tensor: Tensor) -> Payload:
     """A tensor as a flat uint8 array (no copy when contiguous on the CPU), its dtype's name and its shape."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    flat = flat if len(flat) else flat.new_empty(0)  # one without elements may have any stride
+    flat = flat.as_strided((len(flat),), (1,))  # with at most one element, it may have had any stride
     return flat.view(torch.uint8).numpy(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 

@@ -8,7 +8,7 @@ from hybridflow.config.experiment import Experiment
 from hybridflow.config.paths import user_path
 from hybridflow.config.placement import Device, Parallelism, ParallelismKind, PlacementKind
 from hybridflow.config.roles import RoleKind
-from hybridflow.config.training import Training, TrainingEngine
+from hybridflow.config.training import MICROBATCH_TOKENS, Training, TrainingEngine
 
 
 def divisors(number: int) -> list[int]:
@@ -53,6 +53,11 @@ def is_of_cpus(config: Experiment, pool: str) -> bool:
     return pool in config.placement.pools and config.placement.pools[pool].device is Device.cpu
 
 
+def copies_weights(config: Experiment) -> bool:
+    """Whether new weights arrive in a copy at a rollout with a pool of its own, which generates meanwhile."""
+    return config.rollout.transfer.overlap and config.asynchrony.partial_rollouts
+
+
 def pool_of(config: Experiment, role: str) -> str:
     """The pool of a role: the configured one or the first; the rollout defaults to the actor's."""
     if role in config.roles and config.roles[role].pool is not None:
@@ -86,7 +91,11 @@ def training_of(config: Experiment, role: str) -> Training:
         said = {name: vars(own)[name] for name in ("microbatch_tokens", "offload_parameters")}
         given = {name: value for name, value in said.items() if value is not None}
         training = replace(training, engine=own.engine, parallelism=own.parallelism, model=model, **given)
-    return replace(training, engine=engine_on(training.engine, pool_sizes(config)[pool_of(config, role)]))
+    pool = pool_of(config, role)
+    if is_of_cpus(config, pool) and role not in ("actor", "critic", "reward") and not (own and own.microbatch_tokens):
+        most = min(training.microbatch_tokens or MICROBATCH_TOKENS["cpu"], MICROBATCH_TOKENS["cpu"])
+        training = replace(training, microbatch_tokens=most)  # the section that it follows may be for GPUs
+    return replace(training, engine=engine_on(training.engine, pool_sizes(config)[pool]))
 
 
 def engine_on(engine: TrainingEngine, devices: int) -> TrainingEngine:

@@ -41,7 +41,7 @@ class Role(Section):
 
     microbatch_tokens: Annotated[int | None, AT_LEAST_1] = None
     """Maximum number of tokens per forward pass on each device; null: that of `actor`, for a critic of `critic`, for a
-    reward model of `reward`."""
+    reward model of `reward`; in a pool of CPUs at most 4,096."""
 
     offload_parameters: bool | None = None
     """Offload the weights to CPU while the role is idle; null: that of the same section as for `microbatch_tokens`."""

@@ -69,7 +69,7 @@ class DAPO(Dataflow):
     def learn(self, batch: BatchRef) -> Metrics:
         """Refills the batch first: which groups have a signal is known only now, so `collect` does not wait for it.
 
-        With `filters_ahead`, the groups without a signal have been replaced before.
+        With `filters_ahead`, the groups without a signal have already been replaced.
         """
         settings = self.settings
         refill = None if self.filters_ahead else self.refill
@@ -85,11 +85,10 @@ class DAPO(Dataflow):
         self.actor.publish_weights(version=self.iteration + 1)
         return metrics | self.observe(batch, unused=gathered.unused) | gathered.metrics
 
-    def filter_out(self, batch: BatchRef, *, num_batches: float) -> Sequence[int]:
+    def filter_out(self, batch: BatchRef, *, num_filtered: int, groups_per_step: int) -> Sequence[int]:
         """The groups without a signal, until `max_refills` batches of them have been discarded."""
-        if num_batches >= self.settings.max_refills:
-            return ()
-        return _prompts_of(batch)[~_has_signal(batch, self.settings.filter_metric)].tolist()
+        left = max(0, self.settings.max_refills * groups_per_step - num_filtered)
+        return _prompts_of(batch)[~_has_signal(batch, self.settings.filter_metric)].tolist()[:left]
 
     def refill(self) -> BatchRef:
         """Samples of the next prompts of the stream, with scores."""
@@ -147,7 +146,7 @@ def dynamic_sampling(
     without_signal = int((~has_signal[chosen]).sum())
     if without_signal:
         logger.warning(
-            "%d of %d groups still have zero reward variance after dataflow_settings.max_refills=%d extra batches:"
+            "%d of %d groups still have zero reward variance with dataflow_settings.max_refills=%d extra batches:"
             " use harder or easier prompts, or more samples per prompt.",
             without_signal, wanted, max_refills,
         )  # fmt: skip

@@ -85,7 +85,8 @@ class Discards:
         deadline = f"asynchrony.deadline_tokens={self._settings.deadline_tokens}"
         if reason == "stale":
             return (
-                f"asynchrony.when_stale=drop asynchrony.max_staleness={self._settings.max_staleness}",
+                f"asynchrony.when_stale={self._settings.when_stale.name}"
+                f" asynchrony.max_staleness={self._settings.max_staleness}",
                 "were too old before a step could train on them",
                 "raise asynchrony.max_staleness, lower asynchrony.ahead, or use asynchrony.when_stale=wait",
             )

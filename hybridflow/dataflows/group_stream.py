@@ -106,12 +106,10 @@ class GroupStream:
         self._receive()
         turns = 0
         while (chosen := self._queue.chosen(step) if self._queue.groups else None) is None:
-            self._send(max_tokens=TURN_TOKENS, stays_awake=True)
-            self._receive()
-            turns += 1
             is_idle = len(self._finished) == len(self._queue.of(GroupState.running)) and not self._filter.num_waiting
-            is_stuck = self._finished and is_idle and not self._queue.room(step)
-            assert not is_stuck, f"{len(self._finished)} groups cannot be divided over {self._run.num_devices} devices"
+            self._send(least=self._least if is_idle else 0, max_tokens=TURN_TOKENS, stays_awake=True)
+            self._receive(takes_all=is_idle and bool(self._finished))
+            turns += 1
         if turns and not self._run.rollout_overlaps:
             self._rollout.send(None, max_tokens=0)  # a colocated rollout goes to sleep
             self._receive()
@@ -175,10 +173,11 @@ class GroupStream:
         self._receive(waits=False, collects=False)
         state, done = self.state(), [uid for uid, batch in self._collected.items() if batch.has_ended]
         if done:
-            versions = [self._queue.groups[uid].version for uid in done]
+            groups = [self._queue.groups[uid] for uid in done]
             state["done"] = {
                 "uids": done,
-                "versions": versions,
+                "versions": [group.version for group in groups],
+                "known": [group.uid for group in groups if group.is_known],
                 "batch": as_state(self._rows(done), self._prompts.of(done)),
             }
         if self._finished:
@@ -239,7 +238,7 @@ class GroupStream:
         if "done" in state:
             uids = state["done"]["uids"]
             batch = from_state(state["done"]["batch"], self._prompts.of(uids), self._run.calls)
-            self._take(batch, dict(zip(uids, state["done"]["versions"], strict=True)))
+            self._take(batch, dict(zip(uids, state["done"]["versions"], strict=True)), state["done"].get("known", ()))
             self._balance += sum(tokens_of_groups([batch]).values())
         if "finished" in state:
             names = [(uid, sample) for uid, sample in state["finished"]["names"]]
@@ -268,8 +267,8 @@ class GroupStream:
         self._queue.add(uids)
         self._queue.groups_per_step = self._prompts.batch_size or self._queue.groups_per_step
 
-    def _send(self, **call: Any) -> None:
-        """Gives up what is too old or too late, begins other groups, and lets all of them run."""
+    def _send(self, *, least: int = 0, **call: Any) -> None:
+        """Gives up what is too old or too late, begins other groups, and lets all of them run, at least `least`."""
         settings, queue, step = self._run.asynchrony, self._queue, self._step
         for group in queue.stale(step):
             self._give_up(group, "stale")
@@ -277,7 +276,6 @@ class GroupStream:
             for group in queue.overdue(settings.deadline_tokens):
                 self._end_early(group)
         depth = 0 if self.is_alone else queue.depth
-        least = self._least - len(queue.of(GroupState.running)) if self._filter.is_used else 0  # collected together
         self._draw_until(lambda: len(queue.of(GroupState.waiting)) >= queue.room(step, depth=depth, least=least))
         began = queue.admit(step, depth=depth, least=least)
         asked = self._sampler.asked(self._prompts.of([group.uid for group in began])) if began else None
@@ -294,8 +292,11 @@ class GroupStream:
         self._calls += 1
         return {"max_tokens": limits, "yields": limits is None, "is_recorded": True}
 
-    def _receive(self, *, waits: bool = True, collects: bool = True) -> None:
-        """Takes the rows that have finished, and collects groups of which all have."""
+    def _receive(self, *, waits: bool = True, collects: bool = True, takes_all: bool = False) -> None:
+        """Takes the rows that have finished, and collects groups of which all have.
+
+        `takes_all`: as no other group runs, however few are left for later.
+        """
         before = self._rollout.tokens
         ended, steps, yielded = self._rollout.receive(waits=waits)
         self._schedule.yielded(yielded)
@@ -313,25 +314,24 @@ class GroupStream:
                 self._finished.append(uid)
                 self._discards.finish()
         if collects:
-            self._collect()
+            self._collect(takes_all=takes_all)
 
     @property
     def _least(self) -> int:
         """The fewest groups that can be collected together: each rank of a role must get one."""
         return min(self._run.num_devices, self._queue.groups_per_step)
 
-    def _collect(self) -> None:
+    def _collect(self, *, takes_all: bool) -> None:
         """Filters the groups that were collected before, and calls `collect` for those that have finished since."""
-        for uid, is_filtered in self._filter.known(groups_per_step=self._queue.groups_per_step):
-            if (group := self._queue.groups.get(uid)) and is_filtered:
+        for group, is_filtered in self._filter.known(self._queue):
+            group.is_known = True
+            if is_filtered:
                 self._give_up(group, "filtered")
-            elif group:
-                group.is_known = True
         steps = self._run.trainer.total_steps - self._step
         uids = collectable(
             self._finished,
             running=len(self._queue.of(GroupState.running)) - len(self._finished),
-            left=steps * self._queue.groups_per_step - len(self._collected) - len(self._finished),
+            left=0 if takes_all else steps * self._queue.groups_per_step - len(self._collected) - len(self._finished),
             least=self._least,
         )
         if not uids:
@@ -348,12 +348,13 @@ class GroupStream:
                 self._ledger.count("groups_truncated")
         self._take(batch, versions)
 
-    def _take(self, batch: BatchRef, versions: Mapping[int, int]) -> None:
-        """Some groups have been collected, with the version of their oldest token."""
+    def _take(self, batch: BatchRef, versions: Mapping[int, int], known: Iterable[int] = ()) -> None:
+        """Some groups have been collected, with the version of their oldest token; `known` ones are not filtered."""
         self._collected |= dict.fromkeys(versions, batch)
+        known = {*(known if self._filter.is_used else versions)}
         for uid, version in versions.items():
-            self._queue.finish(uid, version, is_known=not self._filter.is_used)
-        self._filter.add([*versions], batch)
+            self._queue.finish(uid, version, is_known=uid in known)
+        self._filter.add([uid for uid in versions if uid not in known], batch)
 
     def _finished_rows(self, uids: Iterable[int]) -> dict[RowName, Place]:
         return {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}

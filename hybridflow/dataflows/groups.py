@@ -2,7 +2,7 @@
 
 Step i, counted from 0, trains the weights of version i. A group admitted in step v begins with version v, so at step i
 its oldest token is at most i - v versions old. With B groups per step and depth d, at most (d + 1) B groups are in
-flight: admitted, and not trained on yet.
+flight: admitted, and not trained on yet. A few more are only if the last ones could not be collected otherwise.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,8 +57,8 @@ class GroupQueue:
     max_staleness: int
     total_steps: int
     when_stale: WhenStale = WhenStale.wait
-    """`wait`: a step waits, so that no group becomes too old (unless more are in flight). `drop`: it does not wait, and
-    `stale` ones must be given up. `mask`: their age does not matter."""
+    """`wait`: a step waits, so that no group becomes too old (unless more than (d + 1) B are in flight). `drop`: it
+    does not wait, and `stale` ones must be given up. `mask`: their age does not matter."""
 
     groups: dict[int, Group] = field(default_factory=dict)
 
@@ -76,13 +76,12 @@ class GroupQueue:
         return [group for group in self.groups.values() if group.state in states]
 
     def room(self, step: int, *, depth: int | None = None, least: int = 0) -> int:
-        """How many more groups may be in flight at a step; `depth` replaces that of the queue.
-
-        If there is room, it is for at least `least` groups.
-        """
+        """How many more groups may be in flight at a step, and at least so that `least` groups run; `depth` replaces
+        that of the queue."""
         steps = min((self.depth if depth is None else depth) + 1, self.total_steps - step)
-        free = steps * self.groups_per_step - len(self.of(GroupState.running, GroupState.done))
-        return max(free, least) if free > 0 else 0
+        running = len(self.of(GroupState.running))
+        free = steps * self.groups_per_step - running - len(self.of(GroupState.done))
+        return max(0, free, least - running)
 
     def admit(self, step: int, *, depth: int | None = None, least: int = 0) -> list[Group]:
         """The waiting groups that begin now, oldest first."""

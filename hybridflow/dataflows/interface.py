@@ -129,11 +129,11 @@ class Dataflow(DescribesRoles):
         """Updates the models on what `collect` returned, and publishes the weights."""
         raise NotImplementedError(f"{type(self).__name__} does not define learn")
 
-    def filter_out(self, batch: BatchRef, *, num_batches: float) -> Sequence[int]:
+    def filter_out(self, batch: BatchRef, *, num_filtered: int, groups_per_step: int) -> Sequence[int]:
         """Groups, by their `uid`, of a batch of `collect` from which `learn` would learn nothing; none by default.
 
-        With `asynchrony.partial_rollouts`, the loop discards them, and others begin in their place. `num_batches` is
-        the number of groups that were discarded since the last step, in batches.
+        With `asynchrony.partial_rollouts`, the loop discards them, and others begin in their place. `num_filtered`
+        groups were discarded since the last step; a step trains on `groups_per_step`.
         """
         return ()
 

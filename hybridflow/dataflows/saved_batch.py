@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch, Ragged
+from hybridflow.batch import Batch
+from hybridflow.batch.wire import Ragged, as_bytes
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.batch_ref import BatchRef
 
@@ -58,8 +59,8 @@ def _stage(state: SavedState, prompts: Batch) -> Batch:
 
 def _packed(values: Tensor) -> tuple[str, list[int], bytes]:
     """The dtype, shape and bytes of a tensor."""
-    flat = values.contiguous().view(torch.uint8) if values.dim() else values.reshape(1).view(torch.uint8)
-    return str(values.dtype).removeprefix("torch."), list(values.shape), flat.numpy().tobytes()
+    data, dtype, shape = as_bytes(values)
+    return dtype, list(shape), data.tobytes()
 
 
 def _unpacked(packed: tuple[str, list[int], bytes]) -> Tensor:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from hybridflow.config.derived import is_planned, minibatch_prompts, optimizer_steps_per_step, pool_of
+from hybridflow.config.derived import copies_weights, is_planned, minibatch_prompts, optimizer_steps_per_step, pool_of
 from hybridflow.config.fields import AUTO
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.placement import ParallelismKind, PlacementKind
@@ -214,7 +214,7 @@ def _rollout(plan: RunPlan) -> PlannedRollout | None:
         given=given,
         memory_fraction=config.rollout.vllm.gpu_memory_fraction if has_fraction else None,
         captures_graphs=not config.rollout.vllm.enforce_eager,
-        copies_weights=config.rollout.transfer.overlap,
+        copies_weights=copies_weights(config),
     )
 
 

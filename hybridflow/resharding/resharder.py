@@ -5,6 +5,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -148,9 +149,14 @@ class Resharder:
         return report
 
     def announced(self) -> int | None:
-        """The version that rank 0 has begun to transfer and this rank has not; it may call `transfer` now or later."""
+        """The version that rank 0 has begun to transfer and this rank has not; it may call `transfer` now or later.
+
+        None if rank 0 does not answer: `transfer` raises.
+        """
         store, key = self._transport.store, self._key
-        return int(store.get(key)) if store.check([key]) else None
+        with suppress(dist.DistNetworkError):
+            return int(store.get(key)) if store.check([key]) else None
+        return None
 
     def _announce(self, version: int) -> None:
         if self._transport.rank == 0:

@@ -1,7 +1,7 @@
 """The weights that an actor sends to a rollout in another pool."""
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Thread, current_thread
 
@@ -20,9 +20,11 @@ _LOOK_SECONDS = 0.05
 
 
 class IncomingWeights:
-    """One rank's part in receiving weights: into the engine's slots, or first into a copy of them (`overlap`).
+    """One rank's part in receiving weights: into the engine's slots, or first into copies of them.
 
-    incoming = IncomingWeights(context, engine, address, sizes, transfer)
+    With copies, a GPU runs the transfer's collectives next to those of a model-parallel engine (not run on GPUs yet).
+
+    incoming = IncomingWeights(context, engine, group, transfer, has_copies=True)
     while incoming.are_arriving():  # with a copy only: a thread receives them
         engine.poll(max_tokens=4)
     incoming.receive(version)  # waits for the rest, and switches the engine to them
@@ -32,23 +34,21 @@ class IncomingWeights:
         self,
         context: WorkerContext,
         engine: RolloutEngine,
-        address: StoreAddress,
-        sizes: tuple[int, int],
+        group: Transport,
         transfer: Transfer,
+        *,
+        has_copies: bool,
     ) -> None:
-        """Connects to the actor's ranks at their store; `sizes` counts the actor's and the rollout's ranks."""
+        """`group` has the actor's ranks, too."""
         self._context = context
         self._engine = engine
+        self._has_copies = has_copies
         self._slots = self._copies = engine.weight_slots()
-        self.has_copies = transfer.overlap
-        """Whether the weights arrive in a copy, so that the engine may generate meanwhile."""
-
-        if self.has_copies:
+        if has_copies:
             self._copies = _copies_of(self._slots)
         self._thread: Thread | None = None
         self._error: BaseException | None = None
         self._is_abandoned = False
-        group = actor_rollout_group(context, address, sizes, transfer, first_rank=sizes[0])
         group = replace(group, is_cancelled=self._is_cancelled)
         self._resharder = Resharder(None, self._copies, group=group, node=context.node, transfer=transfer)
 
@@ -66,20 +66,23 @@ class IncomingWeights:
         if self._thread is None:
             self._resharder.transfer(version)
         assert self._resharder.version == version, f"{self._resharder.version} has arrived, not {version}"
-        if self.has_copies:
+        if self._has_copies:
             for name, slot in self._slots.items():
                 slot.tensor.copy_(self._copies[name].tensor)
         self._thread = None
         self._engine.resume(version=version)
 
     def abandon(self) -> None:
-        """Ends a transfer whose other side has failed."""
+        """Ends a transfer whose other side has failed, unless it waits in a collective: that ends with the other side,
+        or at the time limit."""
         self._is_abandoned = True
 
     def _run(self, version: int) -> None:
         try:
-            with _stream_on(self._context.device):
+            with _stream_on(self._context.device) as stream:
                 self._resharder.transfer(version)
+                if stream is not None:
+                    stream.synchronize()
         except BaseException as error:  # noqa: BLE001 (`receive` raises it)
             self._error = error
 
@@ -113,6 +116,11 @@ def _copies_of(slots: Mapping[str, WeightShard]) -> dict[str, WeightShard]:
     return {name: replace(slot, tensor=torch.empty_like(slot.tensor)) for name, slot in slots.items()}
 
 
-def _stream_on(device: str) -> AbstractContextManager[object]:
+@contextmanager
+def _stream_on(device: str) -> Iterator["torch.cuda.Stream | None"]:
     """A stream of its own on a GPU, so that copies do not wait for the kernels of generation."""
-    return nullcontext() if device == "cpu" else torch.cuda.stream(torch.cuda.Stream(device))
+    if device == "cpu":
+        yield None
+        return
+    with torch.cuda.stream(stream := torch.cuda.Stream(device)):
+        yield stream

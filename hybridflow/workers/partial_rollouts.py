@@ -83,7 +83,7 @@ class PartialRollouts:
         `replicas` has the replica of each row of `prompts`, and `max_tokens` the most decoding steps, of all replicas
         or of each (None: until no row runs). `withdrawn` are (uid, sample_index) of rows to return with the tokens that
         they have; with None, all rows are dropped. With `yields`, it returns when its process has been sent another
-        call, unless weights are arriving, for which that call only has to wait.
+        call. While weights are arriving it continues: that call would only wait for them.
         Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS` and the replica.
         """
         before, is_divided = self._engine.num_steps, self._ranks is not None

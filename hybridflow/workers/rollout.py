@@ -21,7 +21,7 @@ from hybridflow.environments.play import EpisodePlayer
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
 from hybridflow.workers.episode_sampler import EpisodeSampler
-from hybridflow.workers.incoming_weights import IncomingWeights
+from hybridflow.workers.incoming_weights import IncomingWeights, actor_rollout_group
 from hybridflow.workers.model_worker import chosen_device
 from hybridflow.workers.partial_rollouts import PartialRollouts, TurnArguments
 
@@ -59,6 +59,8 @@ class RolloutSetup:
     """Largest number of publications by which samples may be older than the weights that they train."""
     reads_weights: bool = False
     """It reads the weights in `model.path`, because no actor sends any."""
+    copies_weights: bool = False
+    """New weights arrive in a copy."""
 
 
 class ResponseGenerator:
@@ -133,13 +135,14 @@ class RolloutWorker(Worker):
     """One rank of a rollout that shares no device with the actor.
 
     `receive_weights` is called together with the actor's `publish_weights`. Before the first transfer, and after one
-    that failed, `generate` raises. Without an actor, the rollout reads the model's weights itself and keeps them.
+    that failed (unless the weights arrive in a copy), `generate` raises. Without an actor, the rollout reads the
+    model's weights itself and keeps them.
     """
 
     def __init__(self, context: WorkerContext, *, setup: RolloutSetup) -> None:
         super().__init__(context)
         context.ranks()  # all ranks connect before vLLM makes its groups
-        self._transfer = setup.rollout.transfer
+        self._setup = setup
         self._generator = ResponseGenerator(context, setup)
         self._incoming: IncomingWeights | None = None
 
@@ -154,11 +157,14 @@ class RolloutWorker(Worker):
 
     @transfer(BROADCAST, changes=False)
     def join_actor(self, address: StoreAddress, sizes: tuple[int, int]) -> None:
-        """See `IncomingWeights`."""
+        """Connects to the actor's ranks at their store; `sizes` counts the actor's and the rollout's ranks."""
         if self._incoming is not None:
             self._incoming.abandon()
-        self._incoming = IncomingWeights(self.context, self._generator.engine, address, sizes, self._transfer)
-        self._generator.partial.incoming = self._incoming if self._incoming.has_copies else None
+        self._incoming = self._generator.partial.incoming = None  # frees its copies before others are made
+        group = actor_rollout_group(self.context, address, sizes, self._setup.rollout.transfer, first_rank=sizes[0])
+        engine, transfer, copies = self._generator.engine, self._setup.rollout.transfer, self._setup.copies_weights
+        self._incoming = IncomingWeights(self.context, engine, group, transfer, has_copies=copies)
+        self._generator.partial.incoming = self._incoming if copies else None
 
     @transfer(BROADCAST, changes=False)
     def receive_weights(self, version: int) -> None:

@@ -1,5 +1,6 @@
 """The layouts that the roles of a planned run have, as the planner's cost models take them."""
 
+from hybridflow.config.derived import copies_weights
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, RolloutKind
 from hybridflow.engines.rollout.vllm.memory import VllmMemory, plan_memory
 from hybridflow.launch.plan.plan import RunPlan
@@ -62,7 +63,7 @@ def rollout_layout(plan: RunPlan, role: RoleSpec, *, device_bytes: int | None) -
         max_sequences=rollout.max_sequences or DEFAULT_SEQUENCES,
         cache_bytes=cache,
         is_colocated=role.name == ACTOR,
-        copies_weights=rollout.transfer.overlap and role.name != ACTOR,
+        copies_weights=copies_weights(plan.config) and role.name != ACTOR,
         sleeps=rollout.sleep is not False,
         captures_graphs=plan.device != "cpu" and not rollout.vllm.enforce_eager,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from hybridflow.config.algorithm import KL, Algorithm
 from hybridflow.config.choices import is_own
 from hybridflow.config.derived import (
+    copies_weights,
     divisors,
     is_evaluated,
     is_rewarded,
@@ -254,8 +255,8 @@ def _rollout_role(config: Experiment, name: str, *, reads_weights: bool) -> Role
     sizes, pool = config.rollout.parallelism, pool_of(config, name)
     replicas = pool_sizes(config)[pool] // (sizes.pipeline * sizes.tensor)
     mesh = ParallelMesh({"data": max(replicas, 1), "pipeline": sizes.pipeline, "tensor": sizes.tensor})
-    setup = replace(_rollout_setup(config), is_colocated=False, reads_weights=reads_weights)
-    return RoleSpec(name, RolloutRole(setup), pool, mesh, mesh)
+    apart = {"is_colocated": False, "reads_weights": reads_weights, "copies_weights": copies_weights(config)}
+    return RoleSpec(name, RolloutRole(replace(_rollout_setup(config), **apart)), pool, mesh, mesh)
 
 
 def _further_role(config: Experiment, name: str, need: RoleNeed, dataflow: type[Dataflow]) -> RoleSpec:

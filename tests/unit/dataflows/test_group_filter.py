@@ -1,12 +1,15 @@
 """Groups without a signal are replaced from the stream: DAPO draws none while it learns."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from hybridflow.dataflows import group_stream
+from hybridflow.config.asynchrony import OnDeadline, WhenStale
+from hybridflow.dataflows import group_filter, group_stream
 from hybridflow.dataflows.dapo import DAPO
 from hybridflow.dataflows.loop import Loop
+from hybridflow.errors import ConfigError
 from tests.unit.dataflows.programs import numbers
 from tests.unit.dataflows.test_ahead import STEPS, consumed, same
 from tests.unit.dataflows.test_group_stream import GROUPS, rows_of, streamed
@@ -17,8 +20,8 @@ def looks_at_every_token(monkeypatch):
     monkeypatch.setattr(group_stream, "TURN_TOKENS", 1)
 
 
-def filtering(toy_dir, run_dir, *, max_refills=10, **settings):
-    run = streamed(toy_dir(), run_dir, DAPO, reward="float(ids[0] % 4)", **settings)
+def filtering(toy_dir, run_dir, *, max_refills=10, reward="float(ids[0] % 4)", **settings):
+    run = streamed(toy_dir(), run_dir, DAPO, reward=reward, **settings)
     run.dataflow.settings.max_refills = max_refills
     return run
 
@@ -47,7 +50,7 @@ def test_steps_learn_from_groups_with_a_signal_and_draw_none_themselves(toy_dir,
     rows, last = rows_of(run), rows_of(run)[-1]
     assert last["async/rejected/filtered"] > 0
     assert last["async/groups/consumed"] == GROUPS * 8
-    assert last["async/groups/discarded"] == last["async/rejected/filtered"] + last["async/rejected/stale"]
+    assert last["async/groups/discarded"] == last["async/rejected/filtered"]
     assert last["async/tokens/generated"] == last["async/tokens/consumed"] + last["async/tokens/discarded"]
     filtered = [row["async/filtered_fraction"] for row in rows]
     assert sum(GROUPS * f / (1 - f) for f in filtered) == pytest.approx(last["async/rejected/filtered"])
@@ -82,3 +85,62 @@ def test_a_run_replays_and_resumes(toy_dir, tmp_path):
         assert len({*before, *after}) == len(before) + len(after) == GROUPS * STEPS
         assert all(all(flags) for flags in found)
         assert rows_of(resumed)[-1]["async/groups/consumed"] == GROUPS * STEPS
+
+
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 60))])
+def test_a_run_with_any_settings_reaches_its_last_step(toy_dir, tmp_path, seed):
+    draw = random.Random(seed)
+    ahead, devices, fraction = draw.choice([1, 2, 3]), draw.choice([1, 2, 3, 4]), draw.choice([0.3, 0.6, 0.85])
+    settings = draw.choice([{}, *({"deadline_tokens": n, "on_deadline": o} for n in (1, 3) for o in OnDeadline)])
+    if settings == {"deadline_tokens": 1, "on_deadline": OnDeadline.replace}:  # which leaves no long response
+        settings["deadline_tokens"] = 2
+    staleness, when = ahead + draw.choice([0, 1]), draw.choice([*WhenStale])
+    run = filtering(toy_dir, tmp_path, staleness=staleness, ahead=ahead, steps=8, when_stale=when, **settings)
+    run = replace(run, num_devices=devices, rollout_overlaps=draw.random() < 0.5)
+
+    def filter_out(self, batch, **_):
+        return [uid for uid in batch.row("uid").unique().tolist() if random.Random(uid + seed).random() < fraction]
+
+    type(run.dataflow).filter_out = filter_out
+    assert Loop(run).run().steps == 8
+    last = rows_of(run)[-1]
+    assert last["async/groups/consumed"] == GROUPS * 8
+    assert last["async/tokens/generated"] == last["async/tokens/consumed"] + last["async/tokens/discarded"]
+    if when is WhenStale.wait:
+        assert last["async/rejected/stale"] == 0
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("alone_until", [3, 6])
+def test_groups_that_are_generated_one_step_at_a_time_after_a_fault_reach_all_devices(toy_dir, tmp_path, alone_until):
+    run = replace(filtering(toy_dir, tmp_path, staleness=2, deadline_tokens=3), num_devices=3)
+    type(run.dataflow).filter_out = lambda self, batch, **_: [
+        uid for uid in batch.row("uid").unique().tolist() if uid % 3
+    ]
+    loop = Loop(run)
+    loop._ahead._alone_until = alone_until
+    assert loop.run().steps == STEPS
+
+
+def test_at_most_max_refills_batches_are_filtered_out_in_a_step(toy_dir, tmp_path):
+    run = filtering(toy_dir, tmp_path, max_refills=1, staleness=3, ahead=3, reward="0.0")
+    Loop(run).run()
+    assert max(row["async/filtered_fraction"] for row in rows_of(run)) == 0.5
+    assert {row["dapo/groups_without_signal"] for row in rows_of(run)} == {GROUPS}
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (lambda batch: None, "filter_out returned NoneType"),
+        (lambda batch: "3", "filter_out returned str"),
+        (lambda batch: [-1], "filter_out returned -1, which is not the uid of a group of the batch"),
+        (lambda batch: batch.row("uid"), "filter_out has filtered out"),
+    ],
+)
+def test_a_filter_that_returns_anything_else_or_keeps_nothing_is_an_error(toy_dir, tmp_path, monkeypatch, found, words):
+    monkeypatch.setattr(group_filter, "MOST_BATCHES_IN_A_ROW", 5)
+    run = filtering(toy_dir, tmp_path)
+    type(run.dataflow).filter_out = lambda self, batch, **_: found(batch)
+    with pytest.raises(ConfigError, match=words):
+        Loop(run).run()

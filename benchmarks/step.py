@@ -1,4 +1,4 @@
-"""Seconds per step of GRPO, PPO, DPO, SFT and reward training: ours, compared with TRL's trainers.
+"""Seconds per step of GRPO, PPO, DPO, SFT and reward training: ours, compared with TRL's trainers and verl's.
 
     python benchmarks/step.py [--workloads W P H G] [--sizes tiny ten smol] [--algorithms grpo ...] [--rounds 2] ...
 
@@ -26,6 +26,7 @@ logger = logging.getLogger("step")
 
 RESULTS = Path(__file__).parent / "results" / "step.jsonl"
 CACHE = Path.home() / ".cache" / "hybridflow" / "workloads"
+SYSTEMS = ("hybridflow", "trl", "verl")
 ALGORITHMS = tuple(dict.fromkeys(name for shape in SHAPES.values() for name in shape.algorithms))
 
 
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parsed(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     chosen = cases(options.workloads, options.sizes, options.algorithms, options.rollouts, options.backends)
-    chosen = [case for case in chosen if case.system in options.systems and not (options.defaults and case.recomputes)]
+    chosen = [case for case in chosen if case.system in options.systems and (case.is_default or not options.defaults)]
     effort = Effort(options.steps, options.threads, options.timeout)
     workload = build_workload(options.cache)
     deadline = time.monotonic() + 60 * options.minutes
@@ -59,8 +60,10 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--rollouts", nargs="+", choices=("transformers", "vllm"), default=["transformers", "vllm"])
     parser.add_argument("--backends", nargs="+", choices=("local", "ray"), default=["local", "ray"])
-    parser.add_argument("--systems", nargs="+", choices=("hybridflow", "trl"), default=["hybridflow", "trl"])
-    parser.add_argument("--defaults", action="store_true", help="leave out what recomputes old logprobs")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument(
+        "--defaults", action="store_true", help="only what is each system's default: no recomputed old logprobs"
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each system")
     parser.add_argument("--steps", type=int, default=8, help="steps of a process, the first two not counted")
     parser.add_argument("--rounds", type=int, default=2)

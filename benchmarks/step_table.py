@@ -1,4 +1,4 @@
-"""The results of step.py: a line of JSON per process, and a table of medians, ratios to TRL and the cost of Ray."""
+"""The results of step.py: a line of JSON per process, and a table: medians, ratios to TRL and verl, the cost of Ray."""
 
 import os
 import platform
@@ -18,8 +18,8 @@ from hybridflow.optional import version_of
 
 WARM_UP_STEPS = 2
 HEADER = ("", "model", "task", "system", "rollout", "backend", "old logprobs")
-HEADER += ("median", "min", "CPU s", "seq/s", "share", "rest", "x same", "x fastest")
-WIDTHS = (3, 14, 13, 11, 13, 8, 14, 8, 8, 8, 9, 7, 7, 8, 11)
+HEADER += ("median", "min", "CPU s", "seq/s", "share", "rest", "x same", "x fastest", "x verl")
+WIDTHS = (3, 14, 13, 11, 13, 8, 14, 8, 8, 8, 9, 7, 7, 8, 11, 8)
 _NUM_WORDS = 7
 
 
@@ -37,11 +37,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Row:
-    """The processes of one case: seconds per step, and how many times faster it is than TRL.
+    """The processes of one case: seconds per step, and how many times faster it is than TRL and verl.
 
     `share`: the rate of the step's matrix products (see `step_work.py`) over the machine's, of the same run.
     `times_trl_alike` compares with TRL making the same recomputations, with the same generation where TRL has it;
-    `times_trl_fastest` with TRL's fastest way of doing the algorithm. None for TRL's own rows.
+    `times_trl_fastest` with TRL's fastest way of doing the algorithm. None for the peers' own rows.
     """
 
     case: Case
@@ -52,6 +52,7 @@ class Row:
     share: float
     times_trl_alike: float | None = None
     times_trl_fastest: float | None = None
+    times_verl: float | None = None
 
 
 def append(path: Path, line: Line) -> None:
@@ -111,7 +112,7 @@ def table_of(rows: list[Row], effort: Effort) -> str:
         words = [case.workload, model, case.algorithm, case.system, case.rollout, case.backend, _old_logprobs(case)]
         numbers = [f"{row.median:.3f}", f"{row.smallest:.3f}", f"{row.cpu:.2f}"]
         numbers += [f"{sequences(case) / row.median:,.1f}", f"{row.share:.0%}", f"{row.other_seconds:.1f}"]
-        ratios = ["" if r is None else f"{r:.2f}" for r in (row.times_trl_alike, row.times_trl_fastest)]
+        ratios = ["" if r is None else f"{r:.2f}" for r in (row.times_trl_alike, row.times_trl_fastest, row.times_verl)]
         lines.append(_line([*words, *numbers, *ratios]))
     return "\n".join([*lines, "", *_ray_prices(rows), ""])
 
@@ -148,13 +149,16 @@ def _summary(case: Case, runs: list[Measured], workload: Workload) -> Row:
 def _compared(row: Row, rows: dict[Case, Row]) -> Row:
     """The row with its ratios; TRL without vLLM (PPO) is compared by its transformers generation."""
     case = row.case
-    peers = [r for r in rows.values() if not r.case.is_ours and r.case.task == case.task]
-    alike = [r for r in peers if r.case.recomputes == case.recomputes]
+    trl, verl = (
+        [r for r in rows.values() if r.case.system == system and r.case.task == case.task] for system in ("trl", "verl")
+    )
+    alike = [r for r in trl if r.case.recomputes == case.recomputes]
     alike = [r for r in alike if r.case.rollout == case.rollout] or alike
     return replace(
         row,
         times_trl_alike=alike[0].median / row.median if alike else None,
-        times_trl_fastest=min(r.median for r in peers) / row.median if peers else None,
+        times_trl_fastest=min(r.median for r in trl) / row.median if trl else None,
+        times_verl=verl[0].median / row.median if verl else None,
     )
 
 

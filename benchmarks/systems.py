@@ -14,13 +14,14 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
 PEERS = ROOT / ".peers"
 PEER_SCRIPTS = {
-    "grpo": ("trl", "trl_grpo.py"),
-    "ppo": ("trl_ppo", "trl_ppo.py"),
-    "dpo": ("trl", "trl_texts.py"),
-    "sft": ("trl", "trl_texts.py"),
-    "reward_model": ("trl", "trl_texts.py"),
+    ("trl", "grpo"): ("trl", "trl_grpo.py"),
+    ("trl", "ppo"): ("trl_ppo", "trl_ppo.py"),
+    ("trl", "dpo"): ("trl", "trl_texts.py"),
+    ("trl", "sft"): ("trl", "trl_texts.py"),
+    ("trl", "reward_model"): ("trl", "trl_texts.py"),
+    ("verl", "grpo"): ("verl", "verl_grpo.py"),
 }
-"""For each algorithm, the peer's environment below .peers/ and its script in benchmarks/peers/."""
+"""For each peer and algorithm, the environment below .peers/ and the script in benchmarks/peers/."""
 
 SAMPLING = ("grpo", "ppo")
 """The algorithms that generate; the others learn from texts."""
@@ -50,6 +51,11 @@ class Case:
     def is_ours(self) -> bool:
         """Ours, and not a peer."""
         return self.system == "hybridflow"
+
+    @property
+    def is_default(self) -> bool:
+        """Old logprobs are as the system has them by default; verl's always come from a forward pass."""
+        return not self.recomputes or self.system == "verl"
 
     @property
     def task(self) -> tuple[str, str, str]:
@@ -103,12 +109,14 @@ def cases(
 def _sampling(workload: str, size: str, algorithm: str, rollouts: list[str], backends: list[str]) -> list[Case]:
     """Each system is run twice: as it is by default (no old logprobs in GRPO, generation's in PPO, whose KL penalty in
     the reward reads them), and with a forward pass for them. TRL's vLLM path always makes that pass, as does our PPO
-    with vLLM."""
+    with vLLM. verl, if it is there, has one way: vLLM, and the forward pass."""
     found = []
     if "transformers" in rollouts:
         found += [Case("trl", algorithm, size, "transformers", "-", flag, workload) for flag in (False, True)]
     if algorithm == "grpo" and "vllm" in rollouts:
         found.append(Case("trl", algorithm, size, "vllm", "-", True, workload))
+    if (workload, algorithm) == ("W", "grpo") and python_of("verl").exists():
+        found.append(Case("verl", algorithm, size, "vllm", "-", True, workload))
     for name in rollouts:
         always = algorithm == "ppo" and name == "vllm"
         found += [Case("hybridflow", algorithm, size, name, backend, always, workload) for backend in backends]
@@ -175,9 +183,14 @@ def our_settings(case: Case, workload: Workload, effort: Effort, scratch: Path) 
     return settings
 
 
+def python_of(environment: str) -> Path:
+    """The interpreter of a peer's environment, which may not have been built."""
+    return PEERS / environment / "bin" / "python"
+
+
 def _peer_command(case: Case, workload: Workload, effort: Effort) -> list[str]:
-    environment, script = PEER_SCRIPTS[case.algorithm]
-    python = PEERS / environment / "bin" / "python"
+    environment, script = PEER_SCRIPTS[case.system, case.algorithm]
+    python = python_of(environment)
     if not python.exists():
         raise RunFailed(f"{case.title}: there is no {python.relative_to(ROOT)}. Build it with: make peers")
     command = [str(python), "-W", "ignore", str(HERE / "peers" / script), "--workload", case.workload]

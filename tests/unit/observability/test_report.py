@@ -84,13 +84,14 @@ def _call(number: int, role: str, place: tuple[str, int], times: tuple[float, fl
 
 def _timeline(tmp_path, ranks: int, role: str = "judge") -> str:
     """The timeline of a step of 10 s: the actor's first 4 s on all ranks, 1 to 3 s of the judge, 5 s of the actor."""
-    begin = time.time() - 10.0
+    started = time.perf_counter() - 10.0
+    begin = started + (time.time() - time.perf_counter())
     calls = [_call(1, "actor", ("main", rank), (begin, begin + 4.0 - rank / 100)) for rank in range(ranks)]
     calls.append(_call(2, role, ("small", 0), (begin + 1.0, begin + 3.0)))
     calls += [_call(3, "actor", ("main", rank), (begin + 4.5, begin + 9.5), needs=(1, 2)) for rank in range(ranks)]
     calls.append(_call(4, "late", ("small", 0), (begin - 3.0, begin - 2.0)))
     trace = CallTrace(lambda: calls, {"main": ranks, "small": 1}, tmp_path / "trace.json", keep=3)
-    trace.record("step", 40, time.perf_counter() - 10.0, 10.0)
+    trace.record("step", 40, started, 10.0)
     page = write_report(_run_dir(tmp_path)).read_text()
     balanced(page)
     return page.partition('<section id="timeline">')[2].partition("</section>")[0]

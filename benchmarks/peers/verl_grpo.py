@@ -3,8 +3,8 @@
 verl's own trainer (RayPPOTrainer), FSDP engine and vLLM server, with one rank each, on a CPU (see `verl_on_cpu.py`).
 Configured in verl's favor: one microbatch of all sequences, no reference model, one worker for the agent loop and one
 for rewards, nothing logged, saved or evaluated; and `use_v1=False`, because its newer trainer, which keeps each
-sequence in a transfer queue, took longer in the one run that was compared. As by default, old logprobs come from a forward pass. verl has several
-processes; their processor seconds are counted together.
+sequence in a transfer queue, took longer in the one run that was compared. As by default, old logprobs come from a
+forward pass. verl has several processes; their processor seconds are counted together.
 """
 
 import argparse

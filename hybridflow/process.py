@@ -21,6 +21,8 @@ _OUTERMOST = {"__main__", "hybridflow.cli.main", "runpy"}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """The signals that stop a command. SIGUSR1 is a notice that the job is about to end, as batch systems send it."""
 
+_PR_SET_CHILD_SUBREAPER = 36
+
 STATUS_AFTER_NOTICE = 75
 """EX_TEMPFAIL of sysexits.h: not done, and the same command may be run again."""
 
@@ -28,6 +30,12 @@ STATUS_AFTER_NOTICE = 75
 def status_after(number: int) -> int:
     """The exit status of a command that a signal has stopped: 128 + its number, except 75 for SIGUSR1."""
     return STATUS_AFTER_NOTICE if number == signal.SIGUSR1 else 128 + number
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose parent ends, such as daemons; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 @contextmanager

@@ -11,11 +11,11 @@ import json
 import os
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 import trl
 from clock import StepClock
+from command_line import step_parser
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from workload import SHAPES, digit_fraction
@@ -23,12 +23,7 @@ from workload import SHAPES, digit_fraction
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines with a field `prompt`")
-    parser.add_argument("--workload", choices=("W", "P", "G"), default="W")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = step_parser(__doc__, workloads=("W", "P", "G"))
     parser.add_argument("--rollout", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--recompute", action="store_true", help="old logprobs by a forward pass of their own")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda computes in bfloat16")

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import trl.experimental.ppo.ppo_trainer as ppo
 from clock import StepClock
+from command_line import step_parser
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from transformers.modeling_outputs import BaseModelOutput
@@ -24,12 +25,7 @@ from workload import SHAPES
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines with a field `prompt`")
-    parser.add_argument("--workload", choices=("W",), default="W")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = step_parser(__doc__, workloads=("W",))
     parser.add_argument("--recompute", action="store_true", help="old logprobs by a forward pass of their own")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -9,11 +9,11 @@ import argparse
 import json
 import sys
 import tempfile
-from pathlib import Path
 
 import torch
 import trl
 from clock import StepClock
+from command_line import step_parser
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from workload import SHAPES
@@ -27,15 +27,9 @@ TRAINERS = {
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    rows = "JSON lines: prompt and chosen, rejected or completion"
+    parser = step_parser(__doc__, workloads=("H",), rows=rows)
     parser.add_argument("--algorithm", choices=list(TRAINERS), required=True)
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument(
-        "--rows", type=Path, required=True, help="JSON lines: prompt and chosen, rejected or completion"
-    )
-    parser.add_argument("--workload", choices=("H",), default="H")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     trainer_class, config_class = TRAINERS[options.algorithm]

@@ -16,17 +16,13 @@ import tempfile
 from pathlib import Path
 
 import verl_on_cpu
+from command_line import step_parser
 from workload import SHAPES, Shape, digit_fraction
 
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory")
-    parser.add_argument("--rows", type=Path, required=True, help="JSON lines with a field `prompt`")
-    parser.add_argument("--workload", choices=("W",), default="W")
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
+    parser = step_parser(__doc__, workloads=("W",))
     parser.add_argument("--rollout", choices=("vllm",), default="vllm")
     options = parser.parse_args()
     prepare_processes(options.threads)

@@ -26,9 +26,9 @@ from hybridflow.observability.fault_ledger import DRIVER_DIED, FAULTS_FILE, appe
 from hybridflow.observability.jsonlines import last_row
 from hybridflow.observability.ray_log import was_ended_by_ray
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
-from hybridflow.process import STOP_SIGNALS, leave, status_after
+from hybridflow.process import STOP_SIGNALS, adopt_orphans, leave, status_after
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 
 _LEFT_SECONDS = 5.0
 """How long processes that a dead run has left behind may take to end, before they are killed. Ray's two agents would
@@ -83,8 +83,7 @@ class _Supervisor:
 
     def outcome(self, restarts: int) -> int:
         """The exit status."""
-        # Processes that a dead child leaves behind become children of this one.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()  # that a dead child leaves behind
         start = Start(most=restarts)
         with on_signals(self._pass_on):
             while True:

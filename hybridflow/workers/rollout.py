@@ -161,9 +161,9 @@ class RolloutWorker(Worker):
         if self._incoming is not None:
             self._incoming.abandon()
         self._incoming = self._generator.partial.incoming = None  # frees its copies before others are made
-        group = actor_rollout_group(self.context, address, sizes, self._setup.rollout.transfer, first_rank=sizes[0])
-        engine, transfer, copies = self._generator.engine, self._setup.rollout.transfer, self._setup.copies_weights
-        self._incoming = IncomingWeights(self.context, engine, group, transfer, has_copies=copies)
+        transfer, copies = self._setup.rollout.transfer, self._setup.copies_weights
+        group = actor_rollout_group(self.context, address, sizes, transfer, first_rank=sizes[0])
+        self._incoming = IncomingWeights(self.context, self._generator.engine, group, transfer, has_copies=copies)
         self._generator.partial.incoming = self._incoming if copies else None
 
     @transfer(BROADCAST, changes=False)

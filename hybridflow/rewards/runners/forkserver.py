@@ -21,11 +21,11 @@ from hybridflow.config.carried_code import imported_code
 from hybridflow.config.reward import Reward
 from hybridflow.errors import ConfigError
 from hybridflow.observability.logs import lasting
-from hybridflow.process import STOP_SIGNALS
+from hybridflow.process import STOP_SIGNALS, adopt_orphans
 from hybridflow.rewards.interface import Samples
 from hybridflow.rewards.resolve import resolve_functions
 from hybridflow.rewards.runners.serial import outcome_of
-from hybridflow.rewards.sandbox.jail import adopt_orphans, die_with
+from hybridflow.rewards.sandbox.jail import die_with
 
 FORK = 0
 """Request to fork a process, followed by the descriptor of its connection; the reply is its process id. A request with

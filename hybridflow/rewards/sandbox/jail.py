@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 UNCONFINED = 97
 """The exit status if a restriction could not be applied; the program was not run."""
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER = 1, 38, 22, 36
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 1, 38, 22
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _READ_FILE, _READ_DIR, _EXECUTE = 1 << 2, 1 << 3, 1 << 0
@@ -171,12 +171,6 @@ def die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             raise OSError("the parent process has ended")
-
-
-def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose parent ends, such as daemons; on Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _limit(limits: dict[str, float]) -> None:

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import datetime
+from math import inf
 
 import torch
 from delayed_environment import ANSWER, TURNS, delays
@@ -36,7 +37,7 @@ from hybridflow.environments.running import environment_seed
 from hybridflow.environments.stages import Stage
 from hybridflow.models.loading import load_causal_lm, resolve_model_path
 from hybridflow.models.tokenizers import load_tokenizer
-from hybridflow.workers.episode_sampler import EpisodeSampler
+from hybridflow.workers.row_sampler import RowSampler
 
 MODEL = "builtin:calculator"
 CONCURRENT = 64
@@ -54,27 +55,27 @@ class BarrierStage:
         self._stage = stage
         self._num_acting = 0
         self.places = stage.places
-        self.abandon, self.close = stage.abandon, stage.close
+        self.abandon, self.close, self.excuse = stage.abandon, stage.close, stage.excuse
 
     def send(self, requests: Mapping[int, Request]) -> None:
         """See `Stage.send`."""
         self._num_acting += len(requests)
         self._stage.send(requests)
 
-    def receive(self, *, wait: bool) -> dict[int, Event]:
+    def receive(self, *, seconds: float) -> dict[int, Event]:
         """See `Stage.receive`."""
         events: dict[int, Event] = {}
         while len(events) < self._num_acting:
-            events |= self._stage.receive(wait=True)
+            events |= self._stage.receive(seconds=inf)
         self._num_acting = 0
         return events
 
 
-class BarrierSampler(EpisodeSampler):
+class BarrierSampler(RowSampler):
     """Returns no reply until all are sampled."""
 
-    def poll(self) -> Batch:
-        """See `Sampler.poll`."""
+    def poll(self, *, max_tokens: int = 1) -> Batch:
+        """See `RowSampler.poll`."""
         finished = []
         while self.engine.num_running:
             finished.append(self.engine.poll())
@@ -94,12 +95,12 @@ class Player(EpisodePlayer):
         super().__init__(config, tokenizer, (1,), max_prompt_tokens=16, max_response_tokens=200)
         if has_barrier:
             self._stage = BarrierStage(self._stage)
-        self._sampler = BarrierSampler if has_barrier else EpisodeSampler
+        self._sampler = BarrierSampler if has_barrier else RowSampler
 
     def seconds(self, engine: TransformersEngine, prompts: Batch) -> float:
         """How long the episodes of these prompts take."""
         began = time.perf_counter()
-        played = self.play(prompts, self._sampler(engine, SAMPLING, SEED, may_continue=True), seed=SEED)
+        played = self.play(prompts, self._sampler(engine, SAMPLING, SEED, 200, may_continue=True), seed=SEED)
         seconds = time.perf_counter() - began
         assert played.row("turns").tolist() == [float(TURNS)] * len(prompts), "an episode ended early"
         return seconds

@@ -176,10 +176,9 @@ class BatchRef:
             )
         return BatchRef([View(view.table, view.rows(index)) for view in self._views], self._backend, self._meta)
 
-    def only(self, columns: Sequence[str]) -> "BatchRef":
-        """Some of the columns that its stages declare, without their metadata; waits for the stages."""
-        named = [(view, [name for name in columns if name in view.table.declared]) for view in self._views]
-        views = [View(view.table.only(names), view.index) for view, names in named if names]
+    def without(self, columns: Sequence[str]) -> "BatchRef":
+        """All columns except some that its stages declare, without the stages' metadata; waits for the stages."""
+        views = [View(view.table.without(columns), view.index) for view in self._views]
         return BatchRef(views, self._backend, self._meta)
 
     def with_meta(self, **meta: float | int | str | bool | tuple[int, ...]) -> "BatchRef":

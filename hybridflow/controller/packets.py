@@ -78,11 +78,12 @@ class Summary:
             meta,
         )
 
-    def only(self, names: Sequence[str]) -> "Summary":
-        """The summary of some columns, without metadata."""
-        lengths = {name: self.lengths[name] for name in names if name in self.lengths}
-        scalars = {name: self.scalars[name] for name in names if name in self.scalars}
-        return Summary(self.rows, tuple(names), lengths, scalars, {})
+    def without(self, names: Sequence[str]) -> "Summary":
+        """The summary without some columns, and without metadata."""
+        columns = tuple(name for name in self.columns if name not in names)
+        lengths = {name: numbers for name, numbers in self.lengths.items() if name not in names}
+        scalars = {name: numbers for name, numbers in self.scalars.items() if name not in names}
+        return Summary(self.rows, columns, lengths, scalars, {})
 
 
 class ShardRows(NamedTuple):

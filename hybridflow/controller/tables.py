@@ -82,19 +82,20 @@ class Table:
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
         return Table(shards, declared, first._backend)
 
-    def only(self, names: Sequence[str]) -> "Table":
-        """The table with some of the columns that it declares, and no metadata; waits for the stage."""
+    def without(self, names: Sequence[str]) -> "Table":
+        """The table without metadata, and without some of the columns that it declares; waits for the stage."""
+        declared = tuple(name for name in self.declared if name not in names)
         shards = [
             Shard(
-                {name: shard.columns[name] for name in names},
+                {name: shard.columns[name] for name in declared},
                 summary.rows,
-                rest=None,
+                rest=shard.rest if set(summary.columns) > set(self.declared) else None,
                 call=shard.call,
-                summary=summary.only(names),
+                summary=summary.without(names),
             )
             for shard, summary in zip(self.shards, self.summaries(), strict=True)
         ]
-        return Table(shards, tuple(names), self._backend)
+        return Table(shards, declared, self._backend)
 
     @property
     def settled(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from hybridflow.batch.episode_counts import ENDED
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.versions import DECODE_STEPS
 from hybridflow.controller.batch_ref import BatchRef
@@ -51,6 +52,7 @@ class GroupRollout:
         self._sent: list[tuple[BatchRef, bool]] = []
         self._withdrawn: list[RowName] = []
         self._must_drop = True
+        self._counts: dict[str, list[tuple[float, int]]] = {}
 
     @property
     def is_called(self) -> bool:
@@ -116,6 +118,11 @@ class GroupRollout:
             self.groups.setdefault(name[0], RunningGroup(0, set())).unfinished.add(name)
         return self._note(names, generated)
 
+    def drain_counts(self) -> dict[str, list[tuple[float, int]]]:
+        """Counts of the episodes that were returned since the last call (`episode_metrics`)."""
+        counts, self._counts = self._counts, {}
+        return counts
+
     def forgotten(self) -> tuple[int, int]:
         """The number of rows of the groups that were forgotten, and of their response tokens."""
         held = self.groups.values()
@@ -141,9 +148,10 @@ class GroupRollout:
         return [chosen[uid] for uid, _ in row_names(rows)]
 
     def _returned(self, answer: BatchRef) -> list[int]:
-        generated = answer.only([name for name in answer.declared if name not in ("uid", "sample_index")])
-        meta = {key: value for key, value in answer.meta.items() if not key.startswith(DECODE_STEPS)}
-        return self._note(row_names(answer), generated.with_meta(**meta))
+        for name, parts in answer.metrics_by_shard(ENDED).items():
+            self._counts.setdefault(name.removeprefix(ENDED), []).extend(parts)
+        meta = {key: value for key, value in answer.meta.items() if not key.startswith((DECODE_STEPS, ENDED))}
+        return self._note(row_names(answer), answer.without(["uid", "sample_index"]).with_meta(**meta))
 
     def _note(self, names: Sequence[RowName], generated: BatchRef) -> list[int]:
         """Rows with these names have finished; returns the groups of which all have."""

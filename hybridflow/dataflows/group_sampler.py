@@ -9,7 +9,7 @@ from hybridflow.batch import Batch
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.dataflows.interface import Dataflow, collected
+from hybridflow.dataflows.interface import Dataflow, collected, role_needs
 from hybridflow.dataflows.roles import Sampler
 from hybridflow.errors import ConfigError
 
@@ -93,6 +93,11 @@ class GroupSampler:
             yield
         finally:
             self._answer = None
+
+
+def sampler_of(dataflow: type[Dataflow]) -> str:
+    """The name of the role that samples."""
+    return next(name for name, need in role_needs(dataflow).items() if need.kind is Sampler)
 
 
 def rows_of_groups(batches: Sequence[BatchRef], uids: Sequence[int]) -> BatchRef:

@@ -5,7 +5,6 @@ says which ones it trains on), then learns from them. In the meantime the others
 rollout continues while the step learns, until the new weights arrive; otherwise they continue in the next step.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,19 +20,17 @@ from hybridflow.dataflows.discards import Discards
 from hybridflow.dataflows.drawn_prompts import DrawnPrompts
 from hybridflow.dataflows.group_filter import GroupFilter
 from hybridflow.dataflows.group_rollout import GroupRollout
-from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups
+from hybridflow.dataflows.group_sampler import GroupSampler, Place, rows_at, rows_of_groups, sampler_of
 from hybridflow.dataflows.groups import TURN_TOKENS, Group, GroupQueue, GroupState, collectable
-from hybridflow.dataflows.interface import Dataflow, role_needs
 from hybridflow.dataflows.ledger import Ledger, tokens_of_groups
 from hybridflow.dataflows.length_ratio import LengthRatio
-from hybridflow.dataflows.roles import PartialSampler, Sampler
+from hybridflow.dataflows.roles import PartialSampler
 from hybridflow.dataflows.run import Loader, Run
 from hybridflow.dataflows.saved_batch import SavedState, as_state, from_state
 from hybridflow.dataflows.schedule import SCHEDULE_FILE, Schedule
+from hybridflow.dataflows.stages import episode_metrics
 from hybridflow.dataflows.stale_tokens import version_metrics, without_stale_tokens
 from hybridflow.observability.metrics import Metrics, last, measured
-
-logger = logging.getLogger(__name__)
 
 
 class GroupStream:
@@ -146,6 +143,7 @@ class GroupStream:
         metrics |= version_metrics(batch) | self._filter.end_step(trained=len(self._chosen))
         metrics |= self._discards.end_step(trained=len(self._chosen))
         metrics |= self._lengths.after(batch, rows=self._rollout.rows, tokens=self._rollout.tokens)
+        metrics |= episode_metrics(self._rollout.drain_counts())
         if self._run.asynchrony.when_stale is WhenStale.mask:
             metrics["async/masked_tokens"] = last(self._num_masked)
         self._schedule.end_step(self._step, sorted(group.uid for group in self._chosen))
@@ -393,8 +391,3 @@ class GroupStream:
         self._balance -= tokens
         self._ledger.discard(tokens, reason)
         self._discards.add(reason, groups_per_step=self._queue.groups_per_step)
-
-
-def sampler_of(dataflow: type[Dataflow]) -> str:
-    """The name of the role that samples."""
-    return next(name for name, need in role_needs(dataflow).items() if need.kind is Sampler)

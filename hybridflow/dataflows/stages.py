@@ -1,11 +1,12 @@
 """Stage names, batch metrics, and steps that several dataflows share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from hybridflow.algorithms.advantages.group_relative import fraction_without_spread
 from hybridflow.batch import Batch
+from hybridflow.batch.episode_counts import COUNTED, LIMITED, NUMBER, WITH_NUMBER
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future, wait
 from hybridflow.observability.metrics import Metrics, mean, merge, summary, total
@@ -24,12 +25,6 @@ _STAGE_OF_METHOD = {
 
 _HELD_OUT = {"rewards/accuracies": "acc", "train/loss": "loss", "rewards/margins": "margin"}
 """Metrics of `evaluate`, and their names for held-out rows."""
-
-_COUNTED = "/episodes_with/"
-"""Part of the names under which environments count episodes with a number."""
-
-_LIMITED = "environment/limited/"
-"""The beginning of the names under which they count episodes that ended at a limit."""
 
 
 def stage_name(role: str, method: str) -> str:
@@ -53,7 +48,8 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     metrics = summary("critic/score", scores[counts].tolist())
     metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
     if "turns" in batch.columns:
-        metrics |= summary("num_turns", batch.row("turns").tolist()) | _information(batch)
+        metrics |= summary("num_turns", batch.row("turns").tolist())
+        metrics |= episode_metrics(batch.metrics_by_shard(COUNTED))
     metrics["response_length/clip_ratio"] = mean(float(batch.row("truncated").float().mean()), len(responses))
     if len(uids.unique()) < len(uids):
         metrics["frac_reward_zero_std"] = mean(float(fraction_without_spread(scores, uids)), len(uids))
@@ -77,22 +73,24 @@ def _has_score(batch: BatchRef) -> torch.Tensor:
     return ~batch.row("failed")
 
 
-def _information(batch: BatchRef) -> Metrics:
-    """Metrics of environments: how often something happened, and what they returned.
+def episode_metrics(counted: Mapping[str, Sequence[tuple[float, int]]]) -> Metrics:
+    """Metrics of environments from what they counted (`batch.episode_counts`), each with its number of episodes.
 
     `environment/info/<name>` is the mean over the episodes whose environment gave a number of this name, and
     `environment/<limit>_fraction` the fraction of episodes that ended at a limit.
     """
-    shards = batch.metrics_by_shard("environment/")
-    limited = {name: shards.pop(name) for name in list(shards) if name.startswith(_LIMITED)}
-    sums = {name: sum(value for value, _ in parts) for name, parts in shards.items()}
-    counts = {name.replace("episodes_with", "info", 1): value for name, value in sums.items() if _COUNTED in name}
-    metrics = {name: total(value) for name, value in sums.items() if _COUNTED not in name and name not in counts}
-    for name, parts in limited.items():
-        episodes = sum(rows for _, rows in parts)
-        ended = sum(value for value, _ in parts)
-        metrics[f"environment/{name.removeprefix(_LIMITED)}_fraction"] = mean(ended / max(1, episodes), episodes)
-    return metrics | {name: mean(sums[name] / count, count) for name, count in counts.items()}
+    sums = {name: sum(value for value, _ in parts) for name, parts in counted.items()}
+    metrics: Metrics = {}
+    for name, value in sums.items():
+        if name.startswith(LIMITED):
+            episodes = sum(rows for _, rows in counted[name])
+            metrics[f"{COUNTED}{name.removeprefix(LIMITED)}_fraction"] = mean(value / max(1, episodes), episodes)
+        elif name.startswith(WITH_NUMBER):
+            number = f"{NUMBER}{name.removeprefix(WITH_NUMBER)}"
+            metrics[number] = mean(sums[number] / value, value)
+        elif not name.startswith(NUMBER):
+            metrics[name] = total(value)
+    return metrics
 
 
 def evaluated_by_source(held_out: Batch, evaluate: Callable[[Batch], Future[Metrics]]) -> Metrics:

@@ -1,18 +1,22 @@
-"""Plays the episodes of a batch: replies go to environments, and answers to the engine, while other episodes run."""
+"""Plays episodes: replies go to environments, and their answers to the rollout engine, while other episodes run."""
 
-import logging
+from collections.abc import Container, Sequence
 from itertools import count
+from math import inf
 from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.row_names import row_names
+from hybridflow.batch.episode_counts import CUT_CALLS, LIMITED, SPECIAL_TOKENS
+from hybridflow.batch.row_names import RowName, row_names
+from hybridflow.batch.versions import token_versions
 from hybridflow.batch.wire import Meta
 from hybridflow.config.environment import Credit, EnvironmentSettings
 from hybridflow.data.tokenization import may_be_cut
-from hybridflow.environments.conversation_format import Continuation, ConversationFormat, tool_call
+from hybridflow.environments.conversation_format import ConversationFormat, tool_call
+from hybridflow.environments.episode_log import LIMITS, EpisodeLog
 from hybridflow.environments.interface import (
     Ask,
     Event,
@@ -24,32 +28,12 @@ from hybridflow.environments.interface import (
     Refused,
     Reply,
 )
-from hybridflow.environments.rows import episode_columns
-from hybridflow.environments.running import LIMITED, Episode, RunningEpisodes
+from hybridflow.environments.rows import EpisodeResult, episode_columns
+from hybridflow.environments.running import WITHDRAWN, Episode, RunningEpisodes
 from hybridflow.environments.stages import make_stage
 from hybridflow.environments.tool_calls import parser_of
-from hybridflow.environments.transcript import Transcript
+from hybridflow.environments.transcript import SampledTokens, Transcript
 from hybridflow.errors import DataError, EpisodeError
-
-logger = logging.getLogger(__name__)
-
-_REMEDIES = {
-    "max_turns": "raise environment.max_turns, or let the environment end its episodes earlier",
-    "max_response_tokens": "raise data.max_response_tokens, which counts all replies and observations of an episode, or"
-    " lower environment.max_turn_tokens",
-}
-"""Remedies if most episodes reach a limit."""
-
-_SHOWN_CHARACTERS = 300
-
-_CUT_CALL = (
-    "a tool call was cut off by environment.max_turn_tokens=%d or data.max_response_tokens=%d, so no tool was called;"
-    " raise them if this happens often (environment/cut_tool_calls)"
-)
-_SPECIAL_TOKEN = (
-    "the model sampled the special token '%s' within a reply; it stays in the prompt as it is. Remove it from"
-    " observations that repeat a reply, where it would be encoded as the same token"
-)
 
 
 class ReplySampler(Protocol):
@@ -63,13 +47,14 @@ class ReplySampler(Protocol):
         """Samples one token per row, and returns the rows that have finished, as `RolloutEngine.poll` does."""
         ...
 
-    def withdraw(self) -> None:
-        """Abandons all rows."""
+    def withdraw(self, rows: Batch | None = None) -> Batch:
+        """Ends some rows, or all; returns them with the tokens that they have."""
         ...
 
 
 class EpisodePlayer:
-    """Plays one episode per row of a batch, and returns the columns of `generate`.
+    """Plays one episode per row, and returns the columns of `generate`: those of a whole batch (`play`), or of episodes
+    that an `EpisodeStream` advances.
 
     `end_ids` are the tokens that end a reply. Failed episodes count against `environment.error_budget` for the life of
     the player; beyond it, `play` raises `EpisodeError`.
@@ -87,7 +72,9 @@ class EpisodePlayer:
         max_prompt_tokens: int,
         max_response_tokens: int,
         gamma: float = 1.0,
+        log: EpisodeLog | None = None,
     ) -> None:
+        """`log`: another player's, so that nothing is said twice, and failures count together."""
         self._config = config
         self._discount = gamma if config.discounts_replies else 1.0
         self._max_prompt_tokens = max_prompt_tokens
@@ -101,10 +88,7 @@ class EpisodePlayer:
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
         self._has_checked = False
-        self._noted: set[str] = set()
-        """Metrics and limits of which the log has warned."""
-
-        self._num_failures = 0
+        self._log = log or EpisodeLog(config, max_response_tokens)
         self._numbers = count()
 
     def close(self) -> None:
@@ -113,37 +97,89 @@ class EpisodePlayer:
 
     def play(self, prompts: Batch, sampler: ReplySampler, *, seed: int, is_evaluation: bool = False) -> Batch:
         """The episodes of the rows, in order; see `episode_columns`. Returns of an evaluation are not discounted."""
-        self._check_template(prompts)
-        running = RunningEpisodes(prompts, seed, self._numbers)
+        running = RunningEpisodes(seed, self._numbers, start_together=True)
+        places = self.add(running, prompts)
         try:
             while running.are_left:
-                self._advance(running, sampler)
+                self.advance(running, sampler)
         except BaseException:
-            self._stage.abandon()
-            sampler.withdraw()
+            self.abandon(sampler)
             raise
         finally:
-            for each in self._formats.values():
-                each.clear_cache()
-        self._note_limits(running)
-        counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in _REMEDIES), 0.0)
-        counts |= {name: float(count) for name, count in running.counts.items() if count}
-        discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
-        return episode_columns(prompts, running.results, running.meta | counts, discount=discount)
+            self.clear_caches()
+        results = [running.results[place] for place in places]
+        return self.columns(running, prompts, results, is_evaluation=is_evaluation)
 
-    def _advance(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
-        """Sends what is due, and samples one token of all rows. Environments are waited for if there are none."""
+    def begin(self, seed: int) -> RunningEpisodes:
+        """Episodes with this seed, of which there are none yet."""
+        return RunningEpisodes(seed, self._numbers)
+
+    def add(self, running: RunningEpisodes, prompts: Batch) -> range:
+        """Adds episodes; see `RunningEpisodes.add`. The first conversation's template is described in the log."""
+        self._check_template(prompts)
+        return running.add(prompts)
+
+    def abandon(self, sampler: ReplySampler) -> None:
+        """Ends all episodes without a result."""
+        self._stage.abandon()
+        sampler.withdraw()
+
+    def end_early(self, running: RunningEpisodes, sampler: ReplySampler, names: Container[RowName]) -> None:
+        """Gives episodes no further reply; one that is being sampled ends with the tokens that it has."""
+        for episode in [each for each in running.waiting if each.name in names]:
+            running.finish_early(episode)
+        chosen = [number for number, episode in running.episodes.items() if episode.name in names]
+        for number in chosen:
+            running.episodes[number].limit = running.episodes[number].limit or WITHDRAWN
+        asked = [number for number in running.asking if number in chosen]
+        running.asking = [number for number in running.asking if number not in chosen]
+        sampled = [name for name, number in running.sampling.items() if number in chosen]
+        if sampled:
+            uids, samples = torch.tensor(sampled, dtype=torch.int64).T
+            found = sampler.withdraw(Batch.of(rows={"uid": uids.clone(), "sample_index": samples.clone()}))
+            has_tokens = found.tokens("response_ids").lengths > 0
+            asked += [running.sampling.pop(name) for name in row_names(found.select(~has_tokens))]
+            self.take(running, found.select(has_tokens))
+        running.requests |= {number: Over(WITHDRAWN) for number in asked}
+
+    def excuse(self, seconds: float) -> None:
+        """Gives environments more time: `advance` has not been called for so long."""
+        self._stage.excuse(seconds)
+
+    def clear_caches(self) -> None:
+        """Forgets encoded conversations."""
+        for each in self._formats.values():
+            each.clear_cache()
+
+    def columns(
+        self,
+        running: RunningEpisodes,
+        prompts: Batch,
+        results: Sequence[EpisodeResult],
+        *,
+        is_evaluation: bool = False,
+    ) -> Batch:
+        """See `episode_columns`; the metadata counts what happened since the last call."""
+        found = running.drain_counts()
+        self._log.limits(found, len(results))
+        counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in LIMITS), 0.0)
+        counts |= {name: float(count) for name, count in found.items() if count}
+        discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
+        return episode_columns(prompts, results, running.meta | counts, discount=discount, version=running.version)
+
+    def advance(self, running: RunningEpisodes, sampler: ReplySampler, *, seconds: float = inf) -> None:
+        """Sends what is due, and samples one token per row; if there is no row, waits up to `seconds` for an event."""
         while running.waiting and (self._stage.places is None or len(running.episodes) < self._stage.places):
             running.start()
         self._stage.send(running.take_requests())
         must_wait = not running.sampling and (not running.asking or self._must_gather(running))
-        events = self._stage.receive(wait=must_wait)
+        events = self._stage.receive(seconds=seconds if must_wait else 0.0)
         for number in sorted(events):
             self._handle(running, number, events[number])
         if running.asking and not self._must_gather(running):
             self._submit(running, sampler)
         if running.sampling:
-            self._take(running, sampler.poll())
+            self.take(running, sampler.poll())
 
     def _must_gather(self, running: RunningEpisodes) -> bool:
         """Whether further questions must come before the first are sampled.
@@ -151,30 +187,14 @@ class EpisodePlayer:
         Episodes of one turn that start together are sampled as one batch, as responses without an environment are: the
         same tokens as one by one, and bitwise equal log-probabilities.
         """
-        is_first = not running.sampling and not running.results
+        is_first = running.start_together and not running.sampling and not running.results
         return self._config.max_turns == 1 and is_first and len(running.asking) < len(running.episodes)
 
     def _check_template(self, prompts: Batch) -> None:
         """Says before the first conversation how the chat template continues it."""
-        if self._has_checked or not any(isinstance(prompt, list) for prompt in prompts.object("prompt")):
-            return
-        self._has_checked = True
-        found, key = self._formats[True].check(), self._config.chosen
-        logger.info("%s continuation=%s %s", key, found.continuation.value, found.detail)
-        when = (
-            "drops <think>...</think> from earlier replies, so what follows such a reply"
-            if found.drops_thoughts
-            else ""
-        )
-        if found.continuation is Continuation.fork:
-            when = "changes earlier turns, so each turn"
-        if when:
-            logger.warning(
-                "%s: the chat template %s is a sequence of its own, with the whole conversation as its prompt. This"
-                " costs time, and counts towards data.max_response_tokens; data.chat_template=FILE sets another one",
-                key,
-                when,
-            )
+        if not self._has_checked and any(isinstance(prompt, list) for prompt in prompts.object("prompt")):
+            self._has_checked = True
+            self._log.template(self._formats[True].check())
 
     def _handle(self, running: RunningEpisodes, number: int, event: Event) -> None:
         episode = running.episodes[number]
@@ -183,14 +203,14 @@ class EpisodePlayer:
         if isinstance(event, Ask):
             episode.ask = event
             self._listen(running, number, episode, event)
-        elif isinstance(event, Failed) and event.is_infrastructure and episode.attempt < self._config.retries:
-            logger.warning("%s row=%d starts again: %s", self._config.chosen, episode.row, event.reason)
+        elif isinstance(event, Failed) and event.is_infrastructure and episode.may_start_again(self._config.retries):
+            self._log.retry(episode.row, event.reason)
             running.retry(number)
         elif isinstance(event, Failed):
-            self._count_failure(episode, event.reason)
+            self._log.failure(episode.row, episode.turns, event.reason)
             running.finish(number, None)
         else:
-            self._note_stderr(event.stderr)
+            self._log.stderr(event.stderr)
             running.finish(number, self._ended(episode, event))
 
     def _ended(self, episode: Episode, ended: Finished) -> Finished | None:
@@ -201,7 +221,7 @@ class EpisodePlayer:
             episode.transcripts[True].select(**ended.tokens)
             self._check_prompt(episode.transcripts[True])
         except EpisodeError as error:
-            self._count_failure(episode, f"{error.message} {error.remedy}")
+            self._log.failure(episode.row, episode.turns, f"{error.message} {error.remedy}")
             return None
         return ended
 
@@ -211,7 +231,7 @@ class EpisodePlayer:
             episode.limit = episode.limit or "max_turns"
         try:
             if episode.limit is None:
-                self._show(running, episode, ask)
+                self._show(episode, ask)
         except (DataError, EpisodeError) as error:
             running.requests[number] = Refused(error.message, error.remedy)
             return
@@ -220,11 +240,11 @@ class EpisodePlayer:
         else:
             running.requests[number] = Over(episode.limit)
 
-    def _show(self, running: RunningEpisodes, episode: Episode, ask: Ask) -> None:
+    def _show(self, episode: Episode, ask: Ask) -> None:
         """Extends the transcript by what the episode asks; notes if it then leaves no room for a reply."""
         transcript = episode.transcripts.get(ask.is_trained)
         if transcript is None:
-            self._open(running, episode, ask)
+            self._open(episode, ask)
             return
         if ask.prompt_ids is None:
             transcript.extend(ask.messages, ask.tools)
@@ -233,14 +253,14 @@ class EpisodePlayer:
         if self._allowance(transcript) <= 0:
             episode.is_truncated, episode.limit = True, "max_response_tokens"
 
-    def _open(self, running: RunningEpisodes, episode: Episode, ask: Ask) -> None:
+    def _open(self, episode: Episode, ask: Ask) -> None:
         """Begins the transcript; the ids of an unchanged prompt are those of the data."""
-        prompt = running.prompts.object("prompt")[episode.row]
+        prompt = episode.prompts.object("prompt")[episode.row]
         is_chat = isinstance(prompt, list)
         known: list[Message] = prompt if is_chat else [{"role": "user", "content": prompt}]
         shown = known if ask.prompt_ids is not None else ask.messages
         is_same = ask.prompt_ids is None and [*shown] == known and not ask.tools
-        ids = running.prompt_ids[episode.row].tolist() if is_same else ask.prompt_ids
+        ids = episode.prompts.tokens("prompt_ids").row(episode.row).tolist() if is_same else ask.prompt_ids
         transcript = Transcript(self._formats[is_chat], shown, ask.tools, prompt_ids=ids)
         self._check_prompt(transcript)
         episode.transcripts[ask.is_trained] = transcript
@@ -275,91 +295,46 @@ class EpisodePlayer:
             sampler.submit(rows, max_tokens=limit)
             running.sampling |= dict(zip(names, numbers, strict=True))
 
-    def _take(self, running: RunningEpisodes, sampled: Batch) -> None:
-        """Replies that have been sampled go to their environments."""
+    def take(self, running: RunningEpisodes, sampled: Batch) -> None:
+        """Replies that have been sampled go to their environments with the next `advance`."""
         running.meta = sampled.meta
+        running.version = max(sampled.row("weight_version").tolist(), default=running.version)
+        ids = sampled.tokens("response_ids")
         replies = zip(
             row_names(sampled),
-            [ids.tolist() for ids in sampled.tokens("response_ids").rows()],
-            [logprobs.tolist() for logprobs in sampled.tokens("rollout_logprobs").rows()],
+            ids.rows(),
+            sampled.tokens("rollout_logprobs").rows(),
+            token_versions(sampled.tokens("version_runs"), ids.lengths).rows(),
             sampled.row("truncated").tolist(),
-            sampled.row("weight_version").tolist(),
             strict=True,
         )
-        for name, ids, logprobs, is_truncated, version in replies:
+        for name, *columns, is_truncated in replies:
             number = running.sampling.pop(name)
-            episode = running.episodes[number]
-            episode.sampled_by(version)
-            running.requests[number] = self._reply(running, episode, ids, logprobs, is_truncated=is_truncated)
+            tokens = SampledTokens(*(column.tolist() for column in columns))
+            running.requests[number] = self._reply(running, running.episodes[number], tokens, is_truncated=is_truncated)
 
     def _reply(
-        self, running: RunningEpisodes, episode: Episode, ids: list[int], logprobs: list[float], *, is_truncated: bool
+        self, running: RunningEpisodes, episode: Episode, sampled: SampledTokens, *, is_truncated: bool
     ) -> Reply:
         """Adds what was sampled to the transcript. A tool call that a limit cut off does not count."""
         transcript, ask = episode.asked, episode.ask
         assert ask is not None, "a reply without a question"
-        text, num_prompt_tokens = transcript.text_of(ids), len(transcript.prompt_ids)
+        text, num_prompt_tokens = transcript.text_of(sampled.ids), len(transcript.prompt_ids)
         found = self._calls_in(text) if ask.tools else []
         calls = [] if is_truncated else found
         message: Message = {"role": "assistant", "content": text}
         if calls and all("error" not in call for call in calls):
             message["tool_calls"] = [tool_call(call["name"], call["arguments"], i) for i, call in enumerate(calls)]
         if found and is_truncated:
-            limits = self._max_turn_tokens, self._max_response_tokens
-            self._note(running, "environment/cut_tool_calls", _CUT_CALL, *limits)
-        if not calls and (special := transcript.special_token(ids)):
-            self._note(running, "environment/special_token_replies", _SPECIAL_TOKEN, special)
-        transcript.add_reply(ids, logprobs, message)
+            running.counts[CUT_CALLS] += 1
+            self._log.cut_call(self._max_turn_tokens)
+        if not calls and (special := transcript.special_token(sampled.ids)):
+            running.counts[SPECIAL_TOKENS] += 1
+            self._log.special_token(special)
+        transcript.add_reply(sampled, message)
         episode.ask, episode.has_trained_reply = None, ask.is_trained
         episode.turns += 1
         if ask.is_trained:
             episode.is_truncated = is_truncated
-        tokens = ([], []) if ask.prompt_ids is None else (ids, logprobs)
-        return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(ids), *tokens)
-
-    def _note(self, running: RunningEpisodes, metric: str, words: str, *values: object) -> None:
-        """Counts a reply under a metric; the first one of the player's life is also logged."""
-        running.counts[metric] += 1
-        if metric not in self._noted:
-            self._noted.add(metric)
-            logger.warning(f"%s: {words}", self._config.chosen, *values)
-
-    def _note_limits(self, running: RunningEpisodes) -> None:
-        """Warns once of each limit at which most episodes of a batch have ended."""
-        settings = {
-            "max_turns": f"environment.max_turns={self._config.max_turns}",
-            "max_response_tokens": f"data.max_response_tokens={self._max_response_tokens}",
-        }
-        for limit, setting in settings.items():
-            found, count = running.counts[f"{LIMITED}{limit}"], len(running.results)
-            if 2 * found > count and limit not in self._noted:
-                self._noted.add(limit)
-                logger.warning(
-                    "%s: %d of %d episodes ended at %s before they were done; %s",
-                    self._config.chosen,
-                    found,
-                    count,
-                    setting,
-                    _REMEDIES[limit],
-                )
-
-    def _note_stderr(self, stderr: str) -> None:
-        """Logs the first of what programs of finished episodes wrote to their standard error."""
-        if stderr and "stderr" not in self._noted:
-            self._noted.add("stderr")
-            words = "%s: the program of an episode wrote to its standard error (stderr in samples.jsonl): %s"
-            logger.info(words, self._config.chosen, stderr[-_SHOWN_CHARACTERS:])
-
-    def _count_failure(self, episode: Episode, reason: str) -> None:
-        """Raises `EpisodeError` if more episodes have failed than `environment.error_budget` allows."""
-        self._num_failures += 1
-        failures, budget = self._num_failures, self._config.error_budget
-        where = f"row {episode.row} of the batch, replies so far: {episode.turns}"
-        if failures > budget:
-            raise EpisodeError(
-                f"{self._config.chosen} failed ({where}): {reason} Failed episodes of this rank so far: {failures};"
-                f" environment.error_budget={budget} allows {budget}.",
-                remedy="Fix the environment, or raise environment.error_budget.",
-            )
-        words = "environment failures=%d environment.error_budget=%d (%s): %s"
-        logger.warning(words, failures, budget, where, reason)
+        tokens = ([], []) if ask.prompt_ids is None else (sampled.ids, sampled.logprobs)
+        return Reply(text, message, calls, is_truncated, num_prompt_tokens, len(sampled.ids), *tokens)

@@ -70,6 +70,11 @@ class EpisodeProcess(ServedProcess):
         longer = f"it took longer than environment.{name}={seconds:g}; raise that setting if it needs more time."
         return Failed(longer, is_infrastructure=True)
 
+    def excuse(self, seconds: float) -> None:
+        """Moves the limits of a step, and of the episode."""
+        self._sent += seconds
+        self.deadline += seconds
+
     def _wait_for_step(self) -> None:
         self._sent = time.monotonic()
         if self._is_ready:
@@ -109,14 +114,20 @@ class ProcessStage:
             self._busy[number].send(request)
             self._acting.add(number)
 
-    def receive(self, *, wait: bool) -> dict[int, Event]:
+    def receive(self, *, seconds: float) -> dict[int, Event]:
         events: dict[int, Event] = {}
-        assert self._acting or not wait, "no episode acts"
-        while self._acting and not events:
-            self._collect(events, wait=wait)
-            if not wait:
+        assert self._acting or not seconds, "no episode acts"
+        end = time.monotonic() + seconds
+        while self._acting:
+            left = max(0.0, end - time.monotonic())
+            self._collect(events, seconds=left)
+            if events or not left:
                 break
         return events
+
+    def excuse(self, seconds: float) -> None:
+        for number in self._acting:
+            self._busy[number].excuse(seconds)
 
     def abandon(self) -> None:
         self._acting.clear()
@@ -144,12 +155,11 @@ class ProcessStage:
         self._server.start()
         return EpisodeProcess(self._server, self._config)
 
-    def _collect(self, events: dict[int, Event], *, wait: bool) -> None:
-        """Adds the events that there are; with `wait`, waits for one until the first deadline."""
-        seconds = 0.0
-        if wait:
+    def _collect(self, events: dict[int, Event], *, seconds: float) -> None:
+        """Adds the events that there are; waits for one up to `seconds`, but not longer than to the first deadline."""
+        if seconds:
             first = min(self._busy[number].deadline for number in self._acting)
-            seconds = max(0.0, first - time.monotonic())
+            seconds = max(0.0, min(seconds, first - time.monotonic()))
         with ACTIVITY.waiting(seconds):
             ready = multiprocessing.connection.wait([self._busy[number].connection for number in self._acting], seconds)
         for number in list(self._acting):

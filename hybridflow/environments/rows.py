@@ -1,12 +1,13 @@
 """The columns of a batch from finished episodes."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.episode_counts import COUNTED, NUMBER, WITH_NUMBER
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Finished
 from hybridflow.environments.transcript import Transcript, TranscriptRow
@@ -19,15 +20,19 @@ class EpisodeResult:
 
     transcript: Transcript | None
     ended: Finished | None
-    version: int | None
     turns: int
     is_truncated: bool
 
 
 def episode_columns(
-    prompts: Batch, results: Mapping[int, EpisodeResult], meta: Meta, *, discount: float | None = None
+    prompts: Batch,
+    results: Sequence[EpisodeResult],
+    meta: Meta,
+    *,
+    discount: float | None = None,
+    version: int | None,
 ) -> Batch:
-    """The columns that episodes add, one row each.
+    """The columns that episodes add to their `prompts`, one row each.
 
     `prompt_ids` and `prompt` are the first prompt. `response_ids` [B, (R)] is everything after it up to the end of the
     last reply. `response_mask` is 1 for sampled tokens and 0 for observations; `rollout_logprobs` is 0 there.
@@ -43,42 +48,35 @@ def episode_columns(
     the weights nor the group's mean. `meta` is that of the responses; that of the result also has `info_sums`.
 
     With a `discount` per reply, `token_scores` [B, (R)] has the score of each reply (`reply_scores`) at its last token,
-    and `episode_return` is their sum: the discounted return. Raises `EpisodeError` if no episode has a reply.
+    and `episode_return` is their sum: the discounted return.
+
+    `version` is that of an episode without a reply to train on. Raises `EpisodeError` if it is None, because the model
+    has not replied at all, and there is such an episode.
     """
-    order = [results[row] for row in range(len(prompts))]
-    rows = [_row(result, prompts, index) for index, result in enumerate(order)]
-    rewards = [reply_rewards(row, result.ended) for row, result in zip(rows, order, strict=True)]
-    places = [[] if result.transcript is None else result.transcript.reply_places for result in order]
-    forks = sum(result.transcript.num_forks for result in order if result.transcript is not None)
-    oldest = _oldest_versions(order)
-    runs = torch.stack([oldest, torch.zeros_like(oldest)], 1)  # no weights arrive while episodes run
+    rows = [_row(result, prompts, index) for index, result in enumerate(results)]
+    rewards = [reply_rewards(row, result.ended) for row, result in zip(rows, results, strict=True)]
+    places = [[] if result.transcript is None else result.transcript.reply_places for result in results]
+    forks = sum(result.transcript.num_forks for result in results if result.transcript is not None)
+    runs = _version_runs(rows, results, version)
     columns = Batch.of(
         rows={
-            "weight_version": oldest,
-            "truncated": torch.tensor([result.is_truncated for result in order]),
-            "turns": torch.tensor([float(result.turns) for result in order]),
-            "failed": torch.tensor([result.ended is None for result in order]),
+            "weight_version": torch.tensor([min(own)[0] for own in runs], dtype=torch.int64),
+            "truncated": torch.tensor([result.is_truncated for result in results], dtype=torch.bool),
+            "turns": torch.tensor([result.turns for result in results], dtype=torch.float32),
+            "failed": torch.tensor([result.ended is None for result in results], dtype=torch.bool),
         },
-        tokens={
-            "prompt_ids": Ragged.from_rows([row.prompt_ids for row in rows], torch.int64),
-            "response_ids": Ragged.from_rows([row.response_ids for row in rows], torch.int64),
-            "response_mask": Ragged.from_rows([row.mask for row in rows], torch.float32),
-            "rollout_logprobs": Ragged.from_rows([row.logprobs for row in rows], torch.float32),
-            "fork_starts": Ragged.from_rows([row.fork_starts for row in rows], torch.int64),
-            "version_runs": Ragged.from_lengths(runs, torch.ones_like(oldest)),
-            "turn_rewards": Ragged.from_rows(
-                [_at_last_tokens(row, values) for row, values in zip(rows, rewards, strict=True)], torch.float32
-            ),
-        },
+        tokens=_token_columns(rows, rewards, runs),
         objects={
-            "prompt": [_first_prompt(result, prompts, index) for index, result in enumerate(order)],
-            "episode_return": _returns(order, rows, prompts.row("uid").tolist(), 1.0 if discount is None else discount),
+            "prompt": [_first_prompt(result, prompts, index) for index, result in enumerate(results)],
+            "episode_return": _returns(
+                results, rows, prompts.row("uid").tolist(), 1.0 if discount is None else discount
+            ),
             "reply_rewards": [[*zip(*pair, strict=True)] for pair in zip(places, rewards, strict=True)],
-            "messages": [[] if result.transcript is None else result.transcript.history for result in order],
-            "stderr": ["" if result.ended is None else result.ended.stderr for result in order],
-            "fork_places": [[] if result.transcript is None else result.transcript.fork_places for result in order],
+            "messages": [[] if result.transcript is None else result.transcript.history for result in results],
+            "stderr": ["" if result.ended is None else result.ended.stderr for result in results],
+            "fork_places": [[] if result.transcript is None else result.transcript.fork_places for result in results],
         },
-        meta=meta | info_sums(order) | ({"environment/forks": float(forks)} if forks else {}),
+        meta=meta | info_sums(results) | ({f"{COUNTED}forks": float(forks)} if forks else {}),
     )
     if discount is None:
         return columns
@@ -108,15 +106,31 @@ def reply_scores(rewards: Sequence[float], gamma: float) -> list[float]:
 
 
 def info_sums(results: Sequence[EpisodeResult]) -> Meta:
-    """For each number in the information of episodes: `environment/info/NAME`, its sum over those that have it, and
-    `environment/episodes_with/NAME`, how many do."""
+    """For each number in the information of episodes: its sum over those that have it, and how many do."""
     sums: dict[str, float] = {}
     for result in results:
         for name, value in ({} if result.ended is None else result.ended.info).items():
             if isinstance(value, int | float) and math.isfinite(value):
-                for key, added in ((f"environment/info/{name}", value), (f"environment/episodes_with/{name}", 1)):
+                for key, added in ((f"{NUMBER}{name}", value), (f"{WITH_NUMBER}{name}", 1)):
                     sums[key] = sums.get(key, 0.0) + added
     return {**sums}
+
+
+def _token_columns(
+    rows: Sequence[TranscriptRow], rewards: Sequence[list[float]], runs: Sequence[list[tuple[int, int]]]
+) -> dict[str, Ragged]:
+    """The columns with numbers per token, and the runs of versions."""
+    turn_rewards = [_at_last_tokens(row, values) for row, values in zip(rows, rewards, strict=True)]
+    every_run = torch.tensor([run for own in runs for run in own], dtype=torch.int64).reshape(-1, 2)
+    return {
+        "prompt_ids": Ragged.from_rows([row.prompt_ids for row in rows], torch.int64),
+        "response_ids": Ragged.from_rows([row.response_ids for row in rows], torch.int64),
+        "response_mask": Ragged.from_rows([row.mask for row in rows], torch.float32),
+        "rollout_logprobs": Ragged.from_rows([row.logprobs for row in rows], torch.float32),
+        "fork_starts": Ragged.from_rows([row.fork_starts for row in rows], torch.int64),
+        "version_runs": Ragged.from_lengths(every_run, torch.tensor([len(own) for own in runs], dtype=torch.int64)),
+        "turn_rewards": Ragged.from_rows(turn_rewards, torch.float32),
+    }
 
 
 def _at_last_tokens(row: TranscriptRow, rewards: Sequence[float]) -> list[float]:
@@ -136,19 +150,30 @@ def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
     return replace(row, mask=[0] * len(row.mask)) if result.ended is None else row
 
 
-def _oldest_versions(order: Sequence[EpisodeResult]) -> torch.Tensor:
-    """The version of each episode; one without a reply gets that of another. Raises `EpisodeError` if none has one."""
-    versions = [result.version for result in order]
-    known = [version for version in versions if version is not None]
-    if not known:
-        failed = sum(result.ended is None for result in order)
+def _version_runs(
+    rows: Sequence[TranscriptRow], results: Sequence[EpisodeResult], version: int | None
+) -> list[list[tuple[int, int]]]:
+    """The column `version_runs`; tokens that the model did not sample belong to the run before them."""
+    runs = [version_runs(row) for row in rows]
+    if version is None and not all(runs):
+        failed = sum(result.ended is None for result in results)
         raise EpisodeError(
-            f"None of the {len(order)} episodes of this rank has a reply of the model ({failed} of them failed):"
+            f"None of the {len(results)} episodes of this rank has a reply of the model ({failed} of them failed):"
             " there is nothing to train on.",
             remedy="The log has the reason of each failure. An episode that does not fail must ask the model at least"
             " once before it ends.",
         )
-    return torch.tensor([known[0] if version is None else version for version in versions])
+    return [own or [(version or 0, 0)] for own in runs]
+
+
+def version_runs(row: TranscriptRow) -> list[tuple[int, int]]:
+    """For each run of sampled tokens with weights of one version: the version, and the first token in the response."""
+    runs: list[tuple[int, int]] = []
+    for first, last in row.replies:
+        for token in range(first, last):
+            if not runs or runs[-1][0] != row.versions[token]:
+                runs.append((row.versions[token], token if runs else 0))
+    return runs
 
 
 def _returns(

@@ -1,10 +1,11 @@
-"""The state of the episodes of a batch: rows that wait, episodes that run, and results."""
+"""The state of episodes: rows that wait, episodes that run, and results."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import count
 
 from hybridflow.batch import Batch
+from hybridflow.batch.episode_counts import COUNTED, LIMITED
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Ask, Finished, Request, Start
@@ -15,22 +16,27 @@ TURN_STRIDE = 1 << 32
 """Turn t of sample i draws with the sample index i + t * 2^32, so no two turns share random numbers, and the first
 draws those of a response without an environment."""
 
-LIMITED = "environment/limited/"
-"""Part of the names under which episodes that ended at a limit are counted, by limit."""
+
+WITHDRAWN = "deadline"
+"""The limit of an episode that is withdrawn."""
 
 
 @dataclass
 class Episode:
-    """An episode in progress; a retry starts with a new object."""
+    """The episode of a row of `prompts`; a retry starts with a new object."""
 
+    prompts: Batch
     row: int
+    name: RowName
+    place: int
+    """Its number among all rows that were added."""
+
     attempt: int = 0
     transcripts: dict[bool, Transcript] = field(default_factory=dict)
     """By whether they are trained on."""
 
     ask: Ask | None = None
     turns: int = 0
-    version: int | None = None
     is_truncated: bool = False
     limit: str | None = None
     """The limit that it has reached: it gets no further reply."""
@@ -44,29 +50,27 @@ class Episode:
         assert self.ask is not None, "no question is open"
         return self.transcripts[self.ask.is_trained]
 
+    def may_start_again(self, retries: int) -> bool:
+        """Whether it starts again if its environment fails."""
+        return self.attempt < retries and self.limit != WITHDRAWN
+
     def forget_reply(self) -> None:
         """Removes the last reply, which the episode has not received, and the question for it."""
         if not self.transcripts[self.has_trained_reply].forget_reply():
             del self.transcripts[self.has_trained_reply]
         self.is_truncated = False
 
-    def sampled_by(self, version: int) -> None:
-        """Records the version of the weights that sampled a reply; the oldest counts."""
-        self.version = version if self.version is None else min(self.version, version)
-
 
 class RunningEpisodes:
-    """The episodes of a batch. Each has a number, and one that runs is in one of three states.
+    """The episodes of rows that are added. Each has a number, and one that runs is in one of three states.
 
     Its environment acts (from `start`, and from a request until its event), it is in `asking` (its question waits to be
     sampled), or its reply is being sampled (`sampling`).
     """
 
-    def __init__(self, prompts: Batch, seed: int, numbers: count) -> None:
-        self.prompts = prompts
-        self.prompt_ids = prompts.tokens("prompt_ids").rows()
-        self._row_names = row_names(prompts)
-        self.waiting = deque(Episode(row) for row in range(len(prompts)))
+    def __init__(self, seed: int, numbers: count, *, start_together: bool = False) -> None:
+        """`start_together`: all are added before the first `advance` of a player."""
+        self.waiting: deque[Episode] = deque()
         """Episodes that have not started."""
 
         self.episodes: dict[int, Episode] = {}
@@ -80,14 +84,27 @@ class RunningEpisodes:
         """The numbers of episodes whose reply is being sampled."""
 
         self.results: dict[int, EpisodeResult] = {}
-        """Results by row."""
+        """Results by place."""
+
+        self.version: int | None = None
+        """The weights that sampled the last reply, or of several the newest."""
 
         self.meta: Meta = {}
         self.counts: Counter[str] = Counter()
         """Numbers of events, by the names of their metrics."""
 
+        self.start_together = start_together
         self._seed = seed
         self._numbers = numbers
+        self._num_rows = 0
+
+    def add(self, prompts: Batch) -> range:
+        """Adds the episodes of a batch's rows, and returns their places."""
+        places = range(self._num_rows, self._num_rows + len(prompts))
+        self._num_rows = places.stop
+        names = zip(places, row_names(prompts), strict=True)
+        self.waiting.extend(Episode(prompts, row, name, place) for row, (place, name) in enumerate(names))
+        return places
 
     @property
     def are_left(self) -> bool:
@@ -98,36 +115,45 @@ class RunningEpisodes:
         """Starts the next episode that waits."""
         episode, number = self.waiting.popleft(), next(self._numbers)
         self.episodes[number] = episode
-        row = {name: values[episode.row] for name, values in self.prompts.objects.items()}
-        self.requests[number] = Start(row, environment_seed(self._seed, self._row_names[episode.row][0]))
+        row = {name: values[episode.row] for name, values in episode.prompts.objects.items()}
+        self.requests[number] = Start(row, environment_seed(self._seed, episode.name[0]))
 
     def take_requests(self) -> dict[int, Request]:
         """The requests that are due, once."""
         taken, self.requests = self.requests, {}
         return taken
 
+    def finish_early(self, episode: Episode) -> None:
+        """Records the result of an episode that was withdrawn before it started."""
+        self.waiting.remove(episode)
+        self.counts[f"{LIMITED}{WITHDRAWN}"] += 1
+        self.results[episode.place] = EpisodeResult(None, Finished([], {"over": WITHDRAWN}), 0, is_truncated=True)
+
+    def drain_counts(self) -> Counter[str]:
+        """The counts since the last call."""
+        counts, self.counts = self.counts, Counter()
+        return counts
+
     def name(self, number: int) -> RowName:
         """The name of the row that samples the next reply of an episode."""
         episode = self.episodes[number]
-        uid, sample = self._row_names[episode.row]
+        uid, sample = episode.name
         return uid, sample + episode.turns * TURN_STRIDE
 
     def retry(self, number: int) -> None:
         """Puts the row of a failed episode back, to start first."""
-        self.counts["environment/retries"] += 1
+        self.counts[f"{COUNTED}retries"] += 1
         lost = self.episodes.pop(number)
-        self.waiting.appendleft(Episode(lost.row, lost.attempt + 1))
+        self.waiting.appendleft(Episode(lost.prompts, lost.row, lost.name, lost.place, lost.attempt + 1))
 
     def finish(self, number: int, ended: Finished | None) -> None:
         """Records the result of an episode; None for one that failed."""
         episode = self.episodes.pop(number)
-        self.counts["environment/failures"] += ended is None
+        self.counts[f"{COUNTED}failures"] += ended is None
         if ended is not None and episode.limit is not None:
             self.counts[f"{LIMITED}{episode.limit}"] += 1
         transcript = episode.transcripts.get(True)
-        self.results[episode.row] = EpisodeResult(
-            transcript, ended, episode.version, episode.turns, episode.is_truncated
-        )
+        self.results[episode.place] = EpisodeResult(transcript, ended, episode.turns, episode.is_truncated)
 
 
 def environment_seed(seed: int, uid: int) -> int:

@@ -35,8 +35,12 @@ class Stage(Protocol):
         """Starts episodes, or answers what they asked. Each of them then acts until it says something."""
         ...
 
-    def receive(self, *, wait: bool) -> dict[int, Event]:
-        """Events since the last call. With `wait`, waits for at least one; some episode must then be acting."""
+    def receive(self, *, seconds: float) -> dict[int, Event]:
+        """Events since the last call. Waits for one up to `seconds`; some episode must then be acting."""
+        ...
+
+    def excuse(self, seconds: float) -> None:
+        """Gives episodes that act more time: nothing has called `receive` for so long."""
         ...
 
     def abandon(self) -> None:
@@ -51,12 +55,21 @@ class Stage(Protocol):
 def make_stage(config: EnvironmentSettings, info: ModelInfo) -> Stage:
     """The stage for `environment.processes`. Raises `ConfigError` if the environment cannot be loaded."""
     environment = load_environment(config)
-    processes = config.processes
-    if processes is None:
-        processes = 0 if environment.is_trusted else DEFAULT_PROCESSES
+    processes = _num_processes(config, environment)
     if not processes:
         return LocalStage(environment, config, info)
     return ProcessStage(config, processes, info if environment.needs_info else None)
+
+
+def runs_in_processes(config: EnvironmentSettings) -> bool:
+    """Whether episodes run in processes of their own. Raises `ConfigError` if the environment cannot be loaded."""
+    return _num_processes(config, load_environment(config)) > 0
+
+
+def _num_processes(config: EnvironmentSettings, environment: LoadedEnvironment) -> int:
+    if config.processes is not None:
+        return config.processes
+    return 0 if environment.is_trusted else DEFAULT_PROCESSES
 
 
 class LocalStage:
@@ -74,10 +87,13 @@ class LocalStage:
         with ACTIVITY.waiting(FOREVER):
             self._events |= {number: self._advance(number, request) for number, request in requests.items()}
 
-    def receive(self, *, wait: bool) -> dict[int, Event]:
-        assert self._events or not wait, "no episode acts"
+    def receive(self, *, seconds: float) -> dict[int, Event]:
+        assert self._events or not seconds, "no episode acts"
         events, self._events = self._events, {}
         return events
+
+    def excuse(self, seconds: float) -> None:
+        """There are no time limits here."""
 
     def abandon(self) -> None:
         for episode in self._episodes.values():

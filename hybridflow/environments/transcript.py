@@ -8,6 +8,15 @@ from hybridflow.environments.interface import Message, Tool
 from hybridflow.errors import EpisodeError
 
 
+@dataclass(frozen=True)
+class SampledTokens:
+    """The tokens of a reply, with their log-probabilities and the versions of the weights that sampled them."""
+
+    ids: list[int]
+    logprobs: list[float]
+    versions: list[int]
+
+
 @dataclass
 class TranscriptRow:
     """A prompt and everything after it, as the model saw it; the lists of the response have one entry per token."""
@@ -20,20 +29,31 @@ class TranscriptRow:
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of sampled tokens; 0 for all others."""
 
+    versions: list[int] = field(default_factory=list)
+    """Versions of the weights that sampled the tokens; 0 for all others."""
+
     replies: list[tuple[int, int]] = field(default_factory=list)
     """Start and end of each reply within the response."""
 
     fork_starts: list[int] = field(default_factory=list)
     """Where in the response further sequences begin, which see nothing of what is before them."""
 
-    def append(self, ids: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
-        """Appends a reply or, without `logprobs`, tokens that the model did not sample."""
-        if logprobs is not None:
-            assert len(ids) == len(logprobs), f"{len(logprobs)} log-probabilities for {len(ids)} tokens"
-            self.replies.append((len(self.response_ids), len(self.response_ids) + len(ids)))
+    def append(self, ids: Sequence[int]) -> None:
+        """Appends tokens that the model did not sample."""
         self.response_ids += ids
-        self.mask += [int(logprobs is not None)] * len(ids)
-        self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+        self.versions += [0] * len(ids)
+
+    def append_reply(self, sampled: SampledTokens) -> None:
+        """Appends tokens that the model sampled."""
+        count, start = len(sampled.ids), len(self.response_ids)
+        assert count == len(sampled.logprobs) == len(sampled.versions), f"a reply of different lengths: {sampled}"
+        self.replies.append((start, start + count))
+        self.response_ids += sampled.ids
+        self.mask += [1] * count
+        self.logprobs += sampled.logprobs
+        self.versions += sampled.versions
 
     def joined(self, fork: "TranscriptRow") -> None:
         """Appends another row as a sequence of its own."""
@@ -44,6 +64,7 @@ class TranscriptRow:
         self.response_ids += fork.response_ids
         self.mask += fork.mask
         self.logprobs += fork.logprobs
+        self.versions += fork.versions
         self.replies += [(first + shift, last + shift) for first, last in fork.replies]
 
     def selected(
@@ -61,17 +82,17 @@ class TranscriptRow:
             return None
         logprobs = [value if one else 0.0 for value, one in zip(self.logprobs[:end], kept, strict=True)]
         replies = [(first, min(last, end)) for first, last in self.replies if first < end]
-        return TranscriptRow([*self.prompt_ids], ids, kept, logprobs, replies)
+        return TranscriptRow([*self.prompt_ids], ids, kept, logprobs, self.versions[:end], replies)
 
     def cut(self, tokens: int) -> None:
         """Removes the response tokens after the first `tokens`, and their replies."""
-        del self.response_ids[tokens:], self.mask[tokens:], self.logprobs[tokens:]
+        del self.response_ids[tokens:], self.mask[tokens:], self.logprobs[tokens:], self.versions[tokens:]
         self.replies = [(first, last) for first, last in self.replies if last <= tokens]
 
     def up_to_last_reply(self) -> "TranscriptRow":
         """A copy without what follows the last reply."""
         end = self.replies[-1][1] if self.replies else 0
-        parts = (self.response_ids[:end], self.mask[:end], self.logprobs[:end])
+        parts = (self.response_ids[:end], self.mask[:end], self.logprobs[:end], self.versions[:end])
         return TranscriptRow([*self.prompt_ids], *parts, [*self.replies])
 
 
@@ -98,7 +119,7 @@ class Transcript:
     fork), whose prompt is encoded from text.
 
         transcript = Transcript(text_format, [{"role": "user", "content": "Guess."}])
-        transcript.add_reply(ids, logprobs, {"role": "assistant", "content": "50"})
+        transcript.add_reply(sampled, {"role": "assistant", "content": "50"})
         transcript.extend([*transcript.messages, {"role": "user", "content": "Lower."}])
         sample_from(transcript.prompt_ids)
     """
@@ -168,10 +189,10 @@ class Transcript:
         """See `ConversationFormat.special_token`."""
         return self._format.special_token(ids)
 
-    def add_reply(self, ids: Sequence[int], logprobs: Sequence[float], message: Message) -> None:
-        """Adds the tokens that the model sampled, and the message in which the caller found their text."""
-        assert ids, "a reply has at least one token"
-        self.rows[-1].append(ids, logprobs)
+    def add_reply(self, sampled: SampledTokens, message: Message) -> None:
+        """Adds what the model sampled, and the message in which the caller found its text."""
+        assert sampled.ids, "a reply has at least one token"
+        self.rows[-1].append_reply(sampled)
         calls = message.get("tool_calls", ())
         assert isinstance(calls, Sequence), f"tool calls {calls!r}"
         self.messages.append(message)

@@ -2,17 +2,17 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Required, TypedDict
+from typing import Protocol, Required, TypedDict
 
 import torch
 
 from hybridflow.batch import Batch
+from hybridflow.batch.episode_counts import COUNTED, ENDED, summed_counts
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.versions import DECODE_STEPS
-from hybridflow.config.rollout import DEFAULT_SEQUENCES, Sampling
+from hybridflow.config.rollout import DEFAULT_SEQUENCES
 from hybridflow.controller.protocols import GENERATION, part_of
 from hybridflow.controller.worker import WorkerContext
-from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.workers.incoming_weights import IncomingWeights
 
 CHECK_EVERY_TOKENS = 4
@@ -31,32 +31,46 @@ class TurnArguments(TypedDict, total=False):
     yields: bool
 
 
+class RowStream(Protocol):
+    """A rollout engine with settings for sampling, or episodes that use one; see `RolloutEngine`."""
+
+    @property
+    def num_running(self) -> int:
+        """Rows that have not been returned."""
+        ...
+
+    @property
+    def num_steps(self) -> int:
+        """Decoding steps so far."""
+        ...
+
+    def submit(self, rows: Batch) -> None:
+        """Adds rows, those of a prompt together."""
+        ...
+
+    def poll(self, *, max_tokens: int) -> Batch:
+        """Takes at most `max_tokens` steps, and returns rows that have finished."""
+        ...
+
+    def withdraw(self, rows: Batch | None = None) -> Batch:
+        """Ends rows early, and returns them now or by a later `poll`; without `rows`, drops all."""
+        ...
+
+
 class PartialRollouts:
     """Rows that stay in a rollout engine from call to call, until they have finished or are withdrawn.
 
     Every rank of the rollout gets the same calls; those of one replica take the same steps.
 
-        partial = PartialRollouts(context, engine, sampling, max_response_tokens=128, max_sequences=256, seed=0)
+        partial = PartialRollouts(context, RowSampler(engine, sampling, seed, 128), max_sequences=256)
         finished = partial.advance(prompts, replicas=[0, 0, 1], max_tokens=[16, 16])
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        engine: RolloutEngine,
-        sampling: Sampling,
-        *,
-        max_response_tokens: int,
-        max_sequences: int | None,
-        seed: int,
-    ) -> None:
+    def __init__(self, context: WorkerContext, rows: RowStream, *, max_sequences: int | None) -> None:
         mesh = context.meshes["generation"]
         self._context = context
-        self._engine = engine
-        self._sampling = sampling
-        self._max_response_tokens = max_response_tokens
+        self._rows = rows
         self._max_sequences = max_sequences or DEFAULT_SEQUENCES
-        self._seed = seed
         self._replica = part_of(GENERATION, mesh, context.rank)
         self._ranks = context.rendezvous.ranks(context.role, mesh) if mesh.count_along(_AXES) > 1 else None
         if self._ranks is not None:
@@ -81,37 +95,42 @@ class PartialRollouts:
         """Withdraws rows, submits others, and samples tokens of all running rows; returns those that have finished.
 
         `replicas` has the replica of each row of `prompts`, and `max_tokens` the most decoding steps, of all replicas
-        or of each (None: until no row runs). `withdrawn` are (uid, sample_index) of rows to return with the tokens that
-        they have; with None, all rows are dropped. With `yields`, it returns when its process has been sent another
-        call. While weights are arriving it continues: that call would only wait for them.
-        Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS` and the replica.
+        or of each (None: until no row runs). `withdrawn` are (uid, sample_index) of rows that end now, with the tokens
+        that they have, or, if they are episodes, when their environments have ended; with None, all rows are dropped.
+        With `yields`, it returns when its process has been sent another call. While weights are arriving it continues:
+        that call would only wait for them.
+
+        Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS` and the replica, and the counts
+        of episodes (`ENDED`).
         """
-        before, is_divided = self._engine.num_steps, self._ranks is not None
+        before, is_divided = self._rows.num_steps, self._ranks is not None
         self._has_looked = False
         # The ranks of a divided replica compute each token together: none may leave the others.
         with nullcontext() if is_divided else self._context.interruptible():
             parts = [self._withdrawn(withdrawn)]
             self._submit(prompts, replicas)
             limit = max_tokens[self._replica] if isinstance(max_tokens, Sequence) else max_tokens
-            while self._engine.num_running and not (yields and self._must_yield()):
+            while self._rows.num_running and not (yields and self._must_yield()):
                 left = CHECK_EVERY_TOKENS
                 if limit is not None:
-                    left = min(left, limit - (self._engine.num_steps - before))
+                    left = min(left, limit - (self._rows.num_steps - before))
                     if left <= 0:
                         break
-                parts.append(self._engine.poll(max_tokens=left))
+                parts.append(self._rows.poll(max_tokens=left))
         found = Batch.concat(parts)
         self._running.difference_update(row_names(found))
-        steps = {f"{DECODE_STEPS}{self._replica}": self._engine.num_steps - before}
-        return Batch(found.by_name, found.meta | steps, size=len(found))
+        steps = {f"{DECODE_STEPS}{self._replica}": self._rows.num_steps - before}
+        counts = {f"{ENDED}{name}": count for name, count in summed_counts(part.meta for part in parts).items()}
+        meta = {name: value for name, value in found.meta.items() if not name.startswith(COUNTED)}
+        return Batch(found.by_name, meta | counts | steps, size=len(found))
 
     def _withdrawn(self, names: Sequence[RowName] | None) -> Batch:
         """The withdrawn rows of this replica; none if all are dropped."""
         if names is None:
-            self._engine.withdraw()
+            self._rows.withdraw()
             self._running.clear()
         own = torch.tensor([name for name in names or () if name in self._running], dtype=torch.int64).reshape(-1, 2)
-        return self._engine.withdraw(Batch.of(rows={"uid": own[:, 0].clone(), "sample_index": own[:, 1].clone()}))
+        return self._rows.withdraw(Batch.of(rows={"uid": own[:, 0].clone(), "sample_index": own[:, 1].clone()}))
 
     def _submit(self, prompts: Batch | None, replicas: Sequence[int]) -> None:
         """Submits this replica's rows: together if all have a place, else each group for itself, so that none waits
@@ -122,10 +141,10 @@ class PartialRollouts:
         if not len(rows):
             return
         self._running.update(row_names(rows))
-        has_places = self._engine.num_running + len(rows) <= self._max_sequences
+        has_places = self._rows.num_running + len(rows) <= self._max_sequences
         _, sizes = rows.row("uid").unique_consecutive(return_counts=True)
         for part in [rows] if has_places else rows.split(sizes.tolist()):
-            self._engine.submit(part, self._sampling, max_response_tokens=self._max_response_tokens, seed=self._seed)
+            self._rows.submit(part)
 
     def _must_yield(self) -> bool:
         is_first = self._ranks is None or self._ranks.mesh.index_along(self._ranks.rank, _AXES) == 0

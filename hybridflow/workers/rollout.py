@@ -5,6 +5,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import ClassVar, Unpack
 
+from transformers import PreTrainedTokenizerBase
+
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.config.environment import EnvironmentSettings
@@ -17,20 +19,21 @@ from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.data.chat_template import with_chat_template
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.factory import tokenizer_directory
+from hybridflow.environments.episode_log import EpisodeLog
+from hybridflow.environments.episode_stream import EpisodeStream
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
-from hybridflow.workers.episode_sampler import EpisodeSampler
 from hybridflow.workers.incoming_weights import IncomingWeights, actor_rollout_group
 from hybridflow.workers.model_worker import chosen_device
 from hybridflow.workers.partial_rollouts import PartialRollouts, TurnArguments
+from hybridflow.workers.row_sampler import RowSampler
 
 logger = logging.getLogger(__name__)
 
 GENERATED_COLUMNS = ("response_ids", "response_mask", "rollout_logprobs", "weight_version", "version_runs", "truncated")
 
 ADVANCING = {
-    "requires": ("prompt_ids", "uid", "sample_index"),
     "provides": ("uid", "sample_index", *GENERATED_COLUMNS),
     "changes": False,
     "keeps_rows": False,
@@ -72,16 +75,6 @@ class ResponseGenerator:
         self._context = context
         self._setup = setup
         ends = eos_ids(tokenizer, directory)
-        self._player = None
-        if setup.environment.chosen is not None:
-            self._player = EpisodePlayer(
-                setup.environment,
-                with_chat_template(tokenizer, Data(chat_template=setup.chat_template)),
-                ends,
-                max_prompt_tokens=setup.max_prompt_tokens,
-                max_response_tokens=setup.max_response_tokens,
-                gamma=setup.gamma,
-            )
         self.engine = make_rollout_engine(
             setup.model,
             setup.rollout,
@@ -93,14 +86,17 @@ class ResponseGenerator:
             reads_weights=setup.reads_weights,
         )
         sampling = setup.rollout.sampling
-        self.partial = PartialRollouts(
-            context,
-            self.engine,
-            setup.rollout.sampling_for("train"),
-            max_response_tokens=setup.max_response_tokens,
-            max_sequences=setup.rollout.max_sequences,
-            seed=setup.seed,
-        )
+        self._player = self._stream = None
+        rows = self._sampler("train")
+        if setup.environment.chosen is not None:
+            turns = with_chat_template(tokenizer, Data(chat_template=setup.chat_template))
+            # Whole batches have a player of their own, because the stream's episodes keep their places meanwhile.
+            log = EpisodeLog(setup.environment, setup.max_response_tokens)
+            self._player, player = (self._new_player(turns, ends, log) for _ in range(2))
+            rows = self._stream = EpisodeStream(
+                player, rows, seed=setup.seed
+            )  # its episodes hold the places of its player
+        self.partial = PartialRollouts(context, rows, max_sequences=setup.rollout.max_sequences)
         if context.rank == 0 and sampling.is_restricted:
             logger.warning(
                 "rollout.sampling.top_p=%g rollout.sampling.top_k=%d: the rollout's log-probabilities are renormalized"
@@ -112,23 +108,46 @@ class ResponseGenerator:
 
     def generate(self, prompts: Batch, purpose: str) -> Batch:
         """One response per prompt. `purpose` chooses the sampling settings: train, eval or greedy."""
-        setup = self._setup
-        # Evaluations have a seed of their own, always the same, so that two of them differ only by the weights.
-        seed = setup.seed if purpose == "train" else setup.seed + 1
+        sampler = self._sampler(purpose)
         # The ranks of a sharded replica compute each token together: none may leave the others.
         is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
         with self._context.interruptible() if is_alone else nullcontext():
-            sampling = setup.rollout.sampling_for(purpose)
-            if self._player is not None:
-                may_continue = setup.environment.max_turns > 1
-                sampler = EpisodeSampler(self.engine, sampling, seed, may_continue)
-                return self._player.play(prompts, sampler, seed=seed, is_evaluation=purpose == "eval")
-            return self.engine.generate(prompts, sampling, max_response_tokens=setup.max_response_tokens, seed=seed)
+            if self._player is not None and self._stream is not None:
+                self._stream.settle()
+                return self._player.play(prompts, sampler, seed=sampler.seed, is_evaluation=purpose == "eval")
+            return self.engine.generate(
+                prompts, sampler.sampling, max_response_tokens=sampler.max_response_tokens, seed=sampler.seed
+            )
 
     def close(self) -> None:
         """Ends the processes of the environment, if there is one."""
-        if self._player is not None:
+        if self._player is not None and self._stream is not None:
             self._player.close()
+            self._stream.close()
+
+    def _new_player(self, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], log: EpisodeLog) -> EpisodePlayer:
+        setup = self._setup
+        return EpisodePlayer(
+            setup.environment,
+            tokenizer,
+            ends,
+            max_prompt_tokens=setup.max_prompt_tokens,
+            max_response_tokens=setup.max_response_tokens,
+            gamma=setup.gamma,
+            log=log,
+        )
+
+    def _sampler(self, purpose: str) -> RowSampler:
+        """The engine with the settings of a purpose; an evaluation has a seed of its own, so that two of them differ
+        only by the weights."""
+        setup = self._setup
+        return RowSampler(
+            self.engine,
+            setup.rollout.sampling_for(purpose),
+            setup.seed if purpose == "train" else setup.seed + 1,
+            setup.max_response_tokens,
+            may_continue=setup.environment.chosen is not None and setup.environment.max_turns > 1,
+        )
 
 
 class RolloutWorker(Worker):

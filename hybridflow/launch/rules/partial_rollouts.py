@@ -7,6 +7,7 @@ from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
 from hybridflow.dataflows.schedule import recorded_steps
 from hybridflow.engines.rollout.custom import CustomEngine, custom_engine
+from hybridflow.environments.stages import runs_in_processes
 from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
 
@@ -25,13 +26,6 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
             key="asynchrony.partial_rollouts",
             among=["asynchrony.max_staleness", "asynchrony.partial_rollouts"],
         )
-    if config.environment.chosen is not None:
-        yield ConfigError(
-            f"{_PARTIAL} with {config.environment.chosen}: episodes do not continue after an update.",
-            remedy="Use asynchrony.partial_rollouts=false: batches of episodes are then generated ahead.",
-            key="asynchrony.partial_rollouts",
-            among=["environment.name", "asynchrony.partial_rollouts"],
-        )
     yield from _engine_problems(config)
     deadline, longest = config.asynchrony.deadline_tokens, config.data.max_response_tokens
     if deadline is not None and deadline >= longest:
@@ -41,6 +35,14 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
             remedy="Set a lower deadline, or leave asynchrony.deadline_tokens out.",
         )
     if config.asynchrony.replay is not None:
+        if config.environment.chosen is not None and runs_in_processes(config.environment):
+            yield ConfigError(
+                f"asynchrony.replay={config.asynchrony.replay} with {config.environment.chosen} in processes, which do"
+                " not answer at the same moments again.",
+                remedy="Set environment.processes=0 in both runs, or leave asynchrony.replay out.",
+                key="asynchrony.replay",
+                among=["environment.processes", "asynchrony.replay"],
+            )
         recorded = len(recorded_steps(Path(config.asynchrony.replay)))
         if recorded < config.trainer.total_steps:
             yield ConfigError(

@@ -10,7 +10,7 @@ from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.environments.play import EpisodePlayer
-from hybridflow.workers.episode_sampler import EpisodeSampler
+from hybridflow.workers.row_sampler import RowSampler
 from tests.toys import toy_model
 from tests.unit.environments.families import end_id, tokenizer_of
 
@@ -38,7 +38,7 @@ class Player:
         self.player = EpisodePlayer(config, tokenizer, (END,), **limits, gamma=gamma)
         self.model = toy_model("llama")
         self.engine = TransformersEngine(self.model, max_sequences=64, eos_token_ids=(END,))
-        self._sampler = EpisodeSampler(self.engine, Sampling(), seed=3, may_continue=config.max_turns > 1)
+        self._sampler = RowSampler(self.engine, Sampling(), 3, tokens, may_continue=config.max_turns > 1)
         self.batches: list[Batch] = []
 
     def __enter__(self):
@@ -59,8 +59,8 @@ class Player:
     def poll(self) -> Batch:
         return self._sampler.poll()
 
-    def withdraw(self) -> None:
-        self._sampler.withdraw()
+    def withdraw(self, rows: Batch | None = None) -> Batch:
+        return self._sampler.withdraw(rows)
 
 
 class Parrot:
@@ -90,6 +90,9 @@ class Parrot:
             rows={"weight_version": torch.full((count,), 7), "truncated": torch.zeros(count, dtype=torch.bool)},
             tokens={
                 "response_ids": Ragged.from_rows([self._ids] * count, torch.int64),
+                "version_runs": Ragged.from_lengths(
+                    torch.tensor([[7, 0]] * count), torch.ones(count, dtype=torch.int64)
+                ),
                 "rollout_logprobs": Ragged.from_rows([[-1.0] * len(self._ids)] * count, torch.float32),
             },
         )
@@ -99,8 +102,10 @@ class Parrot:
         sampled, self._sampled = Batch.concat(self._sampled), []
         return sampled
 
-    def withdraw(self) -> None:
+    def withdraw(self, rows: Batch | None = None) -> Batch:
+        assert rows is None
         self._sampled.clear()
+        return Batch({})
 
 
 def conversations(texts: list[str], *, samples: int = 1, **columns: list) -> Batch:

@@ -16,7 +16,7 @@ def test_the_start_of_processes_is_logged_once_with_their_number(caplog):
                 running = set(numbers)
                 stage.send({number: Start({"prompt": "1+1=", "forks": False}, seed=0) for number in numbers})
                 while running:
-                    events = stage.receive(wait=True)
+                    events = stage.receive(seconds=60)
                     running -= {number for number, event in events.items() if isinstance(event, Finished)}
                     stage.send({number: reply for number in events if number in running})
     finally:

@@ -32,6 +32,7 @@ class Recited:
             tokens={
                 "response_ids": Ragged.from_rows([ids], torch.int64),
                 "rollout_logprobs": Ragged.from_rows([[-1.0] * len(ids)], torch.float32),
+                "version_runs": Ragged.from_lengths(torch.tensor([[7, 0]]), torch.tensor([1])),
             },
             meta={"temperature": 1.0},
         )
@@ -40,8 +41,10 @@ class Recited:
     def poll(self) -> Batch:
         return self.sampled.pop()
 
-    def withdraw(self) -> None:
+    def withdraw(self, rows: Batch | None = None) -> Batch:
+        assert rows is None
         self.sampled.clear()
+        return Batch({})
 
 
 def played(model: Recited, environment: str = f"{FILE}:Adds", processes: int = 0) -> Batch:

@@ -7,7 +7,7 @@ import pytest
 
 from hybridflow.data.chat_template import rendered
 from hybridflow.environments.conversation_format import ConversationFormat, tool_call
-from hybridflow.environments.transcript import Transcript
+from hybridflow.environments.transcript import SampledTokens, Transcript
 from hybridflow.errors import DataError
 from tests.unit.environments.families import FAMILIES, TEMPLATES, end_id, tokenizer_of
 
@@ -16,6 +16,11 @@ WORDS = ["the", "maze", "has", "a", "door", "north", "50", "lower", "\n", "{}", 
 
 def format_of(name, end_ids=None):
     return ConversationFormat(tokenizer_of(name), end_ids or [end_id(name)], is_chat=True)
+
+
+def reply_of(ids, version=3):
+    """Sampled tokens with some log-probabilities."""
+    return SampledTokens(ids, [-0.5] * len(ids), [version] * len(ids))
 
 
 def words(draw, most=8):
@@ -39,7 +44,7 @@ def played(name, draw, num_turns):
         prompts.append(transcript.prompt_ids)
         replies.append(sampled(draw, name))
         reply = {"role": "assistant", "content": text_format.decoded(replies[-1])}
-        transcript.add_reply(replies[-1], [-0.5] * len(replies[-1]), reply)
+        transcript.add_reply(reply_of(replies[-1]), reply)
         if turn + 1 < num_turns:
             transcript.extend([*transcript.messages, {"role": "user", "content": words(draw)}])
     return transcript, prompts, replies
@@ -60,7 +65,7 @@ def test_forks_have_places_in_the_history_until_their_question_is_forgotten():
     transcript = Transcript(format_of("qwen2_5"), opening)
 
     def reply():
-        transcript.add_reply([end_id("qwen2_5")], [-0.5], {"role": "assistant", "content": ""})
+        transcript.add_reply(reply_of([end_id("qwen2_5")]), {"role": "assistant", "content": ""})
 
     def begins():
         return [transcript.history[place] for place in transcript.fork_places]
@@ -89,7 +94,7 @@ def test_masks_and_log_probabilities_mark_exactly_the_sampled_tokens(name):
         transcript, prompts, replies = played(name, random.Random(seed), num_turns=3)
         (row,) = transcript.rows
         assert row.prompt_ids == prompts[0]
-        assert len(row.response_ids) == len(row.mask) == len(row.logprobs)
+        assert len(row.response_ids) == len(row.mask) == len(row.logprobs) == len(row.versions)
         assert [row.response_ids[start:end] for start, end in row.replies] == replies
         inside = {position for start, end in row.replies for position in range(start, end)}
         assert [position for position, one in enumerate(row.mask) if one] == sorted(inside)
@@ -104,7 +109,7 @@ def test_the_ids_are_those_of_the_rendered_conversation_if_replies_are_encoded_a
     end = " " if name == "llama2" else ""
     for text, answer in (("then south", "a door"), ("the maze", "lower")):
         ids = [*tokenizer.encode(f"{space}{text}{end}", add_special_tokens=False), end_id(name)]
-        transcript.add_reply(ids, [0.0] * len(ids), {"role": "assistant", "content": text})
+        transcript.add_reply(reply_of(ids), {"role": "assistant", "content": text})
         transcript.extend([*transcript.messages, {"role": "user", "content": answer}])
     whole = rendered(transcript.messages, tokenizer, add_generation_prompt=True)
     assert transcript.prompt_ids == tokenizer.encode(whole, add_special_tokens=False)
@@ -132,7 +137,7 @@ def test_a_template_that_rewrites_earlier_turns_forks_at_each_turn():
     assert found.continuation == "fork" and "turn 1" in found.detail and "turn 2" in found.detail
     transcript = Transcript(text_format, [{"role": "user", "content": "first"}])
     for _ in range(3):
-        transcript.add_reply([1, 2], [-1.0, -2.0], {"role": "assistant", "content": "xy"})
+        transcript.add_reply(reply_of([1, 2]), {"role": "assistant", "content": "xy"})
         transcript.extend([*transcript.messages, {"role": "user", "content": "next"}])
     assert transcript.num_forks == 3
     assert [row.mask for row in transcript.rows] == [[1, 1], [1, 1], [1, 1], []]
@@ -141,15 +146,16 @@ def test_a_template_that_rewrites_earlier_turns_forks_at_each_turn():
 
 def test_forks_are_sequences_of_one_row_and_their_messages_are_kept():
     transcript = Transcript(format_of("qwen2_5"), [{"role": "user", "content": "first"}])
-    transcript.add_reply([5, 6], [-1.0, -2.0], {"role": "assistant", "content": "xy"})
+    transcript.add_reply(reply_of([5, 6]), {"role": "assistant", "content": "xy"})
     transcript.extend([{"role": "user", "content": "a summary"}])
     prompt = transcript.prompt_ids
-    transcript.add_reply([7], [-3.0], {"role": "assistant", "content": "z"})
+    transcript.add_reply(reply_of([7], version=4), {"role": "assistant", "content": "z"})
     assert transcript.num_response_tokens == 2 + len(prompt) + 1
     transcript.extend([{"role": "user", "content": "another"}])  # without a reply
     row = transcript.as_row()
     assert row.prompt_ids == transcript.rows[0].prompt_ids and row.response_ids == [5, 6, *prompt, 7]
-    assert row.mask == [1, 1, *[0] * len(prompt), 1] and row.logprobs == [-1.0, -2.0, *[0.0] * len(prompt), -3.0]
+    assert row.mask == [1, 1, *[0] * len(prompt), 1] and row.logprobs == [-0.5, -0.5, *[0.0] * len(prompt), -0.5]
+    assert row.versions == [3, 3, *[0] * len(prompt), 4]
     assert row.fork_starts == [2] and row.replies == [(0, 2), (2 + len(prompt), 3 + len(prompt))]
     assert transcript.reply_places == [1, 3] and [m["content"] for m in transcript.history][1::2] == ["xy", "z"]
     assert len(transcript.rows[0].response_ids) == 2 and transcript.num_forks == 2
@@ -159,7 +165,7 @@ def test_a_thinking_reply_forks_where_the_template_drops_thoughts():
     transcript = Transcript(format_of("qwen3"), [{"role": "user", "content": "first"}])
     for text, forks in (("plain", 0), ("<think>\nwell\n</think>\n\n50", 1), ("plain again", 1)):
         ids = [*tokenizer_of("qwen3").encode(text), end_id("qwen3")]
-        transcript.add_reply(ids, [0.0] * len(ids), {"role": "assistant", "content": text})
+        transcript.add_reply(reply_of(ids), {"role": "assistant", "content": text})
         transcript.extend([*transcript.messages, {"role": "user", "content": "next"}])
         assert transcript.num_forks == forks
     assert "well" not in tokenizer_of("qwen3").decode(transcript.prompt_ids)
@@ -177,7 +183,7 @@ def test_a_thinking_reply_forks_where_the_template_drops_thoughts():
 def test_a_conversation_that_is_not_continued_begins_a_new_row(change):
     text_format = format_of("qwen2_5")
     transcript = Transcript(text_format, [{"role": "user", "content": "first"}])
-    transcript.add_reply([5, 6], [-1.0, -1.0], {"role": "assistant", "content": "xy"})
+    transcript.add_reply(reply_of([5, 6]), {"role": "assistant", "content": "xy"})
     messages = change(transcript.messages)
     transcript.extend(messages)
     assert transcript.num_forks == 1 and transcript.prompt_ids == text_format.prompt_ids(messages)
@@ -193,7 +199,7 @@ def test_a_tool_call_and_its_result_continue_the_conversation(name, num_calls):
     ids = [*tokenizer.encode('<tool_call>{"name": "add"}</tool_call>'), end_id(name)]
     prompt = transcript.prompt_ids
     calls = [tool_call("add", {"a": 12}, index) for index in range(num_calls)]
-    transcript.add_reply(ids, [-1.0] * len(ids), {"role": "assistant", "content": "", "tool_calls": calls})
+    transcript.add_reply(reply_of(ids), {"role": "assistant", "content": "", "tool_calls": calls})
     results = [{"role": "tool", "content": f"result {index}"} for index in range(num_calls)]
     transcript.extend([*transcript.messages, *results], tools)
     if name == "mistral":  # it repeats the tools before the last message of the user, which is still the same one
@@ -208,7 +214,7 @@ def test_a_reply_that_another_token_ended_gets_the_template_s_end_of_turn():
     other = tokenizer_of("qwen2_5").convert_tokens_to_ids("<|endoftext|>")
     end = end_id("qwen2_5")
     transcript = Transcript(format_of("qwen2_5", [end, other]), [{"role": "user", "content": "first"}])
-    transcript.add_reply([5, other], [-1.0, -1.0], {"role": "assistant", "content": "x"})
+    transcript.add_reply(reply_of([5, other]), {"role": "assistant", "content": "x"})
     transcript.extend([*transcript.messages, {"role": "user", "content": "next"}])
     assert transcript.rows[0].response_ids[:3] == [5, other, end] and transcript.rows[0].mask[:3] == [1, 1, 0]
 
@@ -230,7 +236,7 @@ def test_two_tokens_that_end_a_turn_are_not_repeated(sampled_end, added_end, has
     prompt = transcript.prompt_ids
     ids = [*tokenizer.encode("lower"), *tokenizer.convert_tokens_to_ids(sampled_end)]
     reply = {"role": "assistant", "content": text_format.decoded(ids)}
-    transcript.add_reply(ids, [-1.0] * len(ids), reply)
+    transcript.add_reply(reply_of(ids), reply)
     transcript.extend([*transcript.messages, {"role": "user", "content": "next"}])
     whole = text_format.prompt_text([{"role": "user", "content": "first"}, {"role": "user", "content": "next"}])
     following = tokenizer.encode(whole)[tokenizer.encode(whole).index(end) + 1 :]
@@ -244,7 +250,7 @@ def test_plain_texts_are_concatenated():
     tokenizer = tokenizer_of("chatml")
     text_format = ConversationFormat(tokenizer, [end_id("chatml")], is_chat=False)
     transcript = Transcript(text_format, [{"role": "user", "content": "guess:"}], prompt_ids=[7, 8])
-    transcript.add_reply([9, end_id("chatml")], [-1.0, -1.0], {"role": "assistant", "content": "50"})
+    transcript.add_reply(reply_of([9, end_id("chatml")]), {"role": "assistant", "content": "50"})
     transcript.extend([*transcript.messages, {"role": "user", "content": " lower"}])
     assert transcript.prompt_ids == [7, 8, 9, end_id("chatml"), *tokenizer.encode(" lower")]
     assert text_format.check().continuation == "append"

@@ -179,7 +179,11 @@ def test_a_deadline_that_no_response_reaches_is_said(deadline, is_said):
     ("words", "message", "remedy"),
     [
         ([], "with asynchrony.max_staleness=0", "Set asynchrony.max_staleness to 1 or more"),
-        ([STALE, "environment=guess_number"], "episodes do not continue", "asynchrony.partial_rollouts=false"),
+        (
+            [STALE, "environment=guess_number", "environment.processes=2", "asynchrony.replay={folder}"],
+            "with environment=guess_number in processes",
+            "environment.processes=0",
+        ),
         ([STALE, "rollout.engine={folder}/engine.py:Whole"], "has no method submit", "CustomEngine"),
         ([STALE, "asynchrony.replay={folder}"], "there is no schedule.jsonl", "asynchrony.partial_rollouts=true"),
     ],

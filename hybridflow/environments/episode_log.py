@@ -1,0 +1,123 @@
+"""Log messages about episodes: how the template continues them, why they fail, and where they reach limits."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+from hybridflow.batch.episode_counts import CUT_CALLS, LIMITED
+from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.conversation_format import Continuation, TemplateCheck
+from hybridflow.errors import EpisodeError
+
+logger = logging.getLogger(__name__)
+
+LIMITS = {
+    "max_turns": "raise environment.max_turns, or let the environment end its episodes earlier",
+    "max_response_tokens": "raise data.max_response_tokens, which counts all replies and observations of an episode, or"
+    " lower environment.max_turn_tokens",
+}
+"""The limits of an episode, and what to do if most episodes reach one."""
+
+_ENOUGH = 8
+"""The fewest episodes of which the log says that most have reached a limit."""
+
+_SHOWN_CHARACTERS = 300
+
+
+class EpisodeLog:
+    """Logs each kind of event once, except failures, and raises `EpisodeError` at too many of those."""
+
+    def __init__(self, config: EnvironmentSettings, max_response_tokens: int) -> None:
+        self._config = config
+        self._max_response_tokens = max_response_tokens
+        self._logged: set[str] = set()
+        self._num_failures = 0
+        self._limited: Counter[str] = Counter()
+        self._num_ended = 0
+
+    def template(self, found: TemplateCheck) -> None:
+        """How the chat template continues conversations."""
+        if "template" in self._logged:
+            return
+        self._logged.add("template")
+        logger.info("%s continuation=%s %s", self._config.chosen, found.continuation.value, found.detail)
+        when = (
+            "drops <think>...</think> from earlier replies, so what follows such a reply"
+            if found.drops_thoughts
+            else ""
+        )
+        if found.continuation is Continuation.fork:
+            when = "changes earlier turns, so each turn"
+        if when:
+            logger.warning(
+                "%s: the chat template %s is a sequence of its own, with the whole conversation as its prompt. This"
+                " costs time, and counts towards data.max_response_tokens; data.chat_template=FILE sets another one",
+                self._config.chosen,
+                when,
+            )
+
+    def retry(self, row: int, reason: str) -> None:
+        """An episode starts again."""
+        logger.warning("%s row=%d starts again: %s", self._config.chosen, row, reason)
+
+    def failure(self, row: int, turns: int, reason: str) -> None:
+        """An episode has failed. Raises `EpisodeError` if more have than `environment.error_budget` allows."""
+        self._num_failures += 1
+        failures, budget = self._num_failures, self._config.error_budget
+        where = f"row {row} of the batch, replies so far: {turns}"
+        if failures > budget:
+            raise EpisodeError(
+                f"{self._config.chosen} failed ({where}): {reason} Failed episodes of this rank so far: {failures};"
+                f" environment.error_budget={budget} allows {budget}.",
+                remedy="Fix the environment, or raise environment.error_budget.",
+            )
+        words = "environment failures=%d environment.error_budget=%d (%s): %s"
+        logger.warning(words, failures, budget, where, reason)
+
+    def limits(self, counts: Mapping[str, int], num_ended: int) -> None:
+        """Warns of each limit that most episodes have reached."""
+        self._limited.update({limit: counts.get(f"{LIMITED}{limit}", 0) for limit in LIMITS})
+        self._num_ended += num_ended
+        if self._num_ended < _ENOUGH:
+            return
+        settings = {
+            "max_turns": f"environment.max_turns={self._config.max_turns}",
+            "max_response_tokens": f"data.max_response_tokens={self._max_response_tokens}",
+        }
+        for limit, setting in settings.items():
+            if 2 * self._limited[limit] > self._num_ended:
+                words = "%d of %d episodes ended at %s before they were done; %s"
+                self._once(limit, words, self._limited[limit], self._num_ended, setting, LIMITS[limit])
+        self._limited.clear()
+        self._num_ended = 0
+
+    def cut_call(self, max_turn_tokens: int) -> None:
+        """A limit cut off a tool call."""
+        self._once(
+            "cut_call",
+            "a tool call was cut off by environment.max_turn_tokens=%d or data.max_response_tokens=%d, so no tool was"
+            f" called; raise them if this happens often ({CUT_CALLS})",
+            max_turn_tokens,
+            self._max_response_tokens,
+        )
+
+    def special_token(self, token: str) -> None:
+        """The model sampled a special token within a reply."""
+        self._once(
+            "special_token",
+            "the model sampled the special token '%s' within a reply; it stays in the prompt as it is. Remove it from"
+            " observations that repeat a reply, where it would be encoded as the same token",
+            token,
+        )
+
+    def stderr(self, text: str) -> None:
+        """The standard error of a finished episode's program."""
+        if text and "stderr" not in self._logged:
+            self._logged.add("stderr")
+            words = "%s: the program of an episode wrote to its standard error (stderr in samples.jsonl): %s"
+            logger.info(words, self._config.chosen, text[-_SHOWN_CHARACTERS:])
+
+    def _once(self, key: str, words: str, *values: object) -> None:
+        if key not in self._logged:
+            self._logged.add(key)
+            logger.warning(f"%s: {words}", self._config.chosen, *values)

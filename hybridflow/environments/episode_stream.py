@@ -1,0 +1,137 @@
+"""Episodes that run over several calls and updates of the weights, as rows of a rollout engine do."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.row_names import row_names
+from hybridflow.environments.play import EpisodePlayer, ReplySampler
+from hybridflow.environments.rows import EpisodeResult
+
+WAIT_SECONDS = 0.02
+"""How long `poll` waits for environments if there is nothing to sample."""
+
+
+class StreamSampler(ReplySampler, Protocol):
+    """A rollout engine with settings for sampling, which counts its decoding steps."""
+
+    @property
+    def num_steps(self) -> int:
+        """Decoding steps so far."""
+        ...
+
+
+class EpisodeStream:
+    """Rows whose responses are episodes: `submit`, `poll` and `withdraw` as those of a rollout engine.
+
+    Each reply is sampled with the weights of its time. Environments continue to act between two calls of `poll`, and
+    that time does not count against their limits. The rows of a prompt are returned together: a failed episode has the
+    mean return of the others.
+
+        stream = EpisodeStream(player, sampler, seed=0)
+        stream.submit(prompts)
+        while stream.num_running:
+            finished = stream.poll(max_tokens=16)
+    """
+
+    def __init__(self, player: EpisodePlayer, sampler: StreamSampler, *, seed: int) -> None:
+        self._player = player
+        self._sampler = sampler
+        self._seed = seed
+        self._groups: dict[int, tuple[Batch, range]] = {}
+        """By uid, the rows that have not been returned, and their places."""
+
+        self._running = player.begin(seed)
+        self._none = self._columns(_no_rows(), [])
+        self._left = time.monotonic()
+        """When the last `poll` ended."""
+
+    @property
+    def num_running(self) -> int:
+        """Rows that neither `poll` nor `withdraw` has returned."""
+        return sum(len(rows) for rows, _ in self._groups.values())
+
+    @property
+    def num_steps(self) -> int:
+        """Decoding steps of the engine so far."""
+        return self._sampler.num_steps
+
+    def submit(self, rows: Batch) -> None:
+        """Adds episodes; the rows of a prompt together."""
+        uids, sizes = rows.row("uid").unique_consecutive(return_counts=True)
+        for uid, group in zip(uids.tolist(), rows.split(sizes.tolist()), strict=True):
+            self._groups[uid] = group, self._player.add(self._running, group)
+
+    def poll(self, *, max_tokens: int) -> Batch:
+        """Samples one token per reply and step, until the rows of a prompt have finished, or for `max_tokens` steps.
+
+        Also returns if there is nothing to sample for a moment. Returns `uid`, `sample_index` and the columns of
+        `EpisodePlayer.play`; the batch is empty if no prompt's rows have finished.
+        """
+        self._player.excuse(time.monotonic() - self._left)
+        end = self._sampler.num_steps + max_tokens
+        try:
+            while self._running.are_left and not (finished := self._finished()):
+                before = self._sampler.num_steps
+                self._player.advance(self._running, self._sampler, seconds=WAIT_SECONDS)
+                if not before < self._sampler.num_steps < end:
+                    break
+            finished = self._finished()
+            return Batch.concat([self._none, *(self._returned(uid) for uid in finished)])
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            self._left = time.monotonic()
+
+    def withdraw(self, rows: Batch | None = None) -> Batch:
+        """Gives some episodes no further reply, and lets them end at the limit `deadline`; without `rows`, drops all.
+
+        A reply that is being sampled ends with the tokens that it has, as at `environment.max_turn_tokens`. Returns no
+        rows: those that are withdrawn are returned by `poll` when their environments have ended.
+        """
+        if rows is None:
+            self.drop()
+        else:
+            names = {*row_names(rows)}
+            self._player.end_early(self._running, self._sampler, names)
+        return self._none
+
+    def settle(self) -> None:
+        """Samples the replies that have begun to their ends, so that the engine is free for other rows."""
+        while self._running.sampling:
+            self._player.take(self._running, self._sampler.poll())
+
+    def drop(self) -> None:
+        """Ends all episodes without a result."""
+        self._player.abandon(self._sampler)
+        self._running = self._player.begin(self._seed)
+        self._groups.clear()
+
+    def close(self) -> None:
+        """Ends the processes of the environment."""
+        self._player.close()
+
+    def _finished(self) -> list[int]:
+        """The prompts whose rows have all finished; without any reply so far, they wait for others."""
+        if self._running.version is None and self._running.are_left:
+            return []
+        results = self._running.results
+        return [uid for uid, (_, places) in self._groups.items() if all(place in results for place in places)]
+
+    def _returned(self, uid: int) -> Batch:
+        self._player.clear_caches()
+        rows, places = self._groups.pop(uid)
+        return self._columns(rows, [self._running.results.pop(place) for place in places])
+
+    def _columns(self, rows: Batch, results: Sequence[EpisodeResult]) -> Batch:
+        return rows.only(["uid", "sample_index"]).join(self._player.columns(self._running, rows, results))
+
+
+def _no_rows() -> Batch:
+    none = torch.zeros(0, dtype=torch.int64)
+    prompts = Ragged.from_lengths(none, none)
+    return Batch.of(rows={"uid": none, "sample_index": none}, tokens={"prompt_ids": prompts}, objects={"prompt": []})

@@ -72,6 +72,17 @@ def slowly_moved(self, stage, version):
 
 Resharder._moved = slowly_moved
 """
+ENVIRONMENT = """
+class Turns:
+    '''Every eighth prompt has many turns.'''
+
+    def reset(self, row, *, seed):
+        self.left = 6 if seed % 8 == 3 else 1
+
+    def step(self, action):
+        self.left -= 1
+        return action[:1], float(len(action) % 5), self.left <= 0, {"left": self.left}
+"""
 STEPS, GROUPS = 5, 8
 VLLM = pytest.mark.vllm
 LAYOUTS = {
@@ -160,6 +171,29 @@ def test_a_rollout_generates_while_weights_arrive_and_replays_without_copies(
     assert reproducible(metric_rows(again)) == reproducible(metric_rows(first))
 
 
+def with_turns(folder: Path) -> list[str]:
+    """Settings of episodes whose replies have eight tokens."""
+    (folder / "turns.py").write_text(ENVIRONMENT)
+    environment = f"environment={{name: '{folder}/turns.py:Turns', processes: 0, max_turns: 6, max_turn_tokens: 8}}"
+    return [environment, "reward.functions=environment"]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("layout", cases(quick="one replica"))
+def test_episodes_continue_over_updates_and_replay_bit_for_bit(
+    run: Callable[..., Path], ray_backend: Backend, tmp_path: Path, layout: str
+):
+    words = with_turns(tmp_path) + ([] if "vllm" in layout else [f"rollout.engine={tmp_path}/own.py:Slow"])
+    first = run("first", layout, *words)
+    rows = [row for row in metric_rows(first) if row["step"]]
+    assert max(row["async/versions_per_response"] for row in rows) > 1.0
+    assert max(row["async/staleness/max"] for row in rows) <= 2.0 and max(row["num_turns/max"] for row in rows) == 6.0
+    assert rows[-1]["environment/info/left"] == 0.0
+    again = run("again", layout, *words, f"asynchrony.replay={first}")
+    assert reproducible(metric_rows(again)) == reproducible(metric_rows(first))
+    assert recorded_steps(again) == recorded_steps(first)
+
+
 def responses(run_dir: Path) -> dict[int, list[list[int]]]:
     """The token ids of all samples that were trained on, by prompt."""
     found: dict[int, list[list[int]]] = {}
@@ -171,13 +205,15 @@ def responses(run_dir: Path) -> dict[int, list[list[int]]]:
 
 @pytest.mark.ray
 @pytest.mark.slow  # the quick cases of the same rule: T2 in tests/parity/test_interruption.py
+@pytest.mark.parametrize("has_turns", [False, True])
 @pytest.mark.parametrize("layout", cases(quick="vllm"))
 def test_weights_that_do_not_change_give_the_tokens_of_the_synchronous_run(
-    run: Callable[..., Path], ray_backend: Backend, tmp_path: Path, layout: str
+    run: Callable[..., Path], ray_backend: Backend, tmp_path: Path, layout: str, has_turns: bool
 ):
     """Whatever engine and replica a row is on, wherever it is interrupted, and whichever rows it runs with."""
     unchanged = ["actor.optimizer.learning_rate=0", f"trainer.sample_rows={2 * GROUPS}"]
     unchanged += ["trainer={samples_every: 1, sample_token_ids: true}"]
+    unchanged += with_turns(tmp_path) if has_turns else []
     alone = [*settings_of(tmp_path), *unchanged, "asynchrony={max_staleness: 0, partial_rollouts: false}"]
     rows_of_run(tmp_path / "alone", alone)
     words = [] if "vllm" in layout else [f"rollout.engine={tmp_path}/own.py:Slow"]

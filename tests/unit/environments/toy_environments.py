@@ -46,6 +46,13 @@ class Echo:
         return f" {self.seed % 10}:{action[:4]}", float(self.turn), self.turn == self.turns, {"turns": self.turn}
 
 
+class GivesUp(Echo):
+    """Has a reward for an early end."""
+
+    def over(self):
+        return 100.0
+
+
 class WaitsForTasks(Echo):
     """Waits in its step for as long as a row says, which needs an event loop."""
 

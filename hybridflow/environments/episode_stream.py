@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.episode_counts import summed_counts
 from hybridflow.batch.row_names import row_names
 from hybridflow.environments.play import EpisodePlayer, ReplySampler
 from hybridflow.environments.rows import EpisodeResult
@@ -80,7 +81,10 @@ class EpisodeStream:
                 if not before < self._sampler.num_steps < end:
                     break
             finished = self._finished()
-            return Batch.concat([self._none, *(self._returned(uid) for uid in finished)])
+            parts = [self._none, *(self._returned(uid) for uid in finished)]
+            found = Batch.concat(parts)
+            counts = summed_counts(part.meta for part in parts)
+            return Batch(found.by_name, found.meta | counts, size=len(found))
         except BaseException:
             self.drop()
             raise

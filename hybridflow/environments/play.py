@@ -162,7 +162,8 @@ class EpisodePlayer:
         """See `episode_columns`; the metadata counts what happened since the last call."""
         found = running.drain_counts()
         self._log.limits(found, len(results))
-        counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in LIMITS), 0.0)
+        limits = LIMITS if running.start_together else [*LIMITS, WITHDRAWN]
+        counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in limits), 0.0)
         counts |= {name: float(count) for name, count in found.items() if count}
         discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
         return episode_columns(prompts, results, running.meta | counts, discount=discount, version=running.version)

@@ -30,8 +30,8 @@ class Asynchrony(Section):
     """Generating ahead: while a batch is trained on, the rollout already generates later ones, with older weights."""
 
     max_staleness: Annotated[int, AT_LEAST_0] = 0
-    """Largest number of publications of weights between the weights that generated a token and those that are trained
-    on it; time in the queue counts. 0: synchronous; each batch is generated with the weights that it trains."""
+    """Largest number of weight publications between the weights that sampled a token and the weights that the token
+    updates; time in the queue counts. 0: synchronous; each batch is generated with the weights that it updates."""
 
     ahead: Annotated[int, AT_LEAST_1] = 1
     """Number of batches that are generated before the step that trains on them, at most `max_staleness`. More than 1
@@ -48,7 +48,7 @@ class Asynchrony(Section):
     loss."""
 
     deadline_tokens: Annotated[int | None, AT_LEAST_1] = None
-    """With partial_rollouts: decoding steps after which a group that has not finished is handled by `on_deadline`.
+    """With partial_rollouts: decoding steps after which `on_deadline` applies to a group that has not finished.
     None: no limit except data.max_response_tokens."""
 
     on_deadline: OnDeadline = OnDeadline.truncate

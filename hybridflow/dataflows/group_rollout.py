@@ -70,7 +70,7 @@ class GroupRollout:
     ) -> None:
         """Calls `advance`, for rows that run and those that begin, without waiting.
 
-        `is_recorded`: `receive` returns its decoding steps apart.
+        `is_recorded`: `receive` also returns its decoding steps separately.
         """
         if self._must_drop:
             self._must_drop = False

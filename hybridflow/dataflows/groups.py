@@ -2,7 +2,7 @@
 
 Step i, counted from 0, trains the weights of version i. A group admitted in step v begins with version v, so at step i
 its oldest token is at most i - v versions old. With B groups per step and depth d, at most (d + 1) B groups are in
-flight: admitted, and not trained on yet. A few more are only if the last ones could not be collected otherwise.
+flight: admitted, and not trained on yet. A few more begin if too few groups would otherwise be left to collect.
 """
 
 from collections.abc import Iterable, Sequence
@@ -76,8 +76,10 @@ class GroupQueue:
         return [group for group in self.groups.values() if group.state in states]
 
     def room(self, step: int, *, depth: int | None = None, least: int = 0) -> int:
-        """How many more groups may be in flight at a step, and at least so that `least` groups run; `depth` replaces
-        that of the queue."""
+        """Number of groups that may begin at a step: as many as have room, and at least enough that `least` groups run.
+
+        `depth` replaces that of the queue.
+        """
         steps = min((self.depth if depth is None else depth) + 1, self.total_steps - step)
         running = len(self.of(GroupState.running))
         free = steps * self.groups_per_step - running - len(self.of(GroupState.done))

@@ -54,7 +54,7 @@ class SafeRLHF(PPO):
         self.multiplier = self.settings.multiplier
 
     def collect(self, prompts: Batch) -> BatchRef:
-        """The samples, with their `scores` and `costs` apart: both have a column `scores`."""
+        """The samples, with their `scores` and `costs` separately: both have a column `scores`."""
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
         return batch.with_companions(scores=self.reward.score(batch), costs=self.cost.score(batch))
 

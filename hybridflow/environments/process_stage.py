@@ -26,7 +26,7 @@ class EpisodeProcess(ServedProcess):
         self._sent = time.monotonic()
 
     def send(self, request: Request) -> None:
-        """Sends a request; if the process is dead, `receive` returns None."""
+        """Sends a request; if the process is dead, `receive` returns a `Failed`."""
         if isinstance(request, Start):
             self._seconds_left = self._config.episode_seconds
         self._wait_for_step()
@@ -36,8 +36,10 @@ class EpisodeProcess(ServedProcess):
             return
 
     def receive(self) -> Event | None:
-        """The next event; None if the process is dead, or has only become ready. Raises `EpisodeError` if it cannot
-        load the environment."""
+        """The next event; a `Failed` if the process is dead, None if it has only become ready.
+
+        Raises `EpisodeError` if it cannot load the environment.
+        """
         try:
             found = self.connection.recv_bytes()
         except (EOFError, OSError):

@@ -11,6 +11,9 @@ COUNTED = "environment/"
 LIMITED = f"{COUNTED}limited/"
 """The beginning of the names of episodes that ended at a limit, which follows."""
 
+DEADLINE = "deadline"
+"""The limit of an episode that is withdrawn."""
+
 WITH_NUMBER = f"{COUNTED}episodes_with/"
 """The beginning of the names of episodes whose environment gave a number; the name of the number follows."""
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.episode_counts import CUT_CALLS, LIMITED, SPECIAL_TOKENS
+from hybridflow.batch.episode_counts import CUT_CALLS, DEADLINE, LIMITED, SPECIAL_TOKENS
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.versions import token_versions
 from hybridflow.batch.wire import Meta
@@ -29,7 +29,7 @@ from hybridflow.environments.interface import (
     Reply,
 )
 from hybridflow.environments.rows import EpisodeResult, episode_columns
-from hybridflow.environments.running import WITHDRAWN, Episode, RunningEpisodes
+from hybridflow.environments.running import Episode, RunningEpisodes
 from hybridflow.environments.stages import make_stage
 from hybridflow.environments.tool_calls import parser_of
 from hybridflow.environments.transcript import SampledTokens, Transcript
@@ -130,7 +130,7 @@ class EpisodePlayer:
             running.finish_early(episode)
         chosen = [number for number, episode in running.episodes.items() if episode.name in names]
         for number in chosen:
-            running.episodes[number].limit = running.episodes[number].limit or WITHDRAWN
+            running.episodes[number].limit = running.episodes[number].limit or DEADLINE
         asked = [number for number in running.asking if number in chosen]
         running.asking = [number for number in running.asking if number not in chosen]
         sampled = [name for name, number in running.sampling.items() if number in chosen]
@@ -140,7 +140,7 @@ class EpisodePlayer:
             has_tokens = found.tokens("response_ids").lengths > 0
             asked += [running.sampling.pop(name) for name in row_names(found.select(~has_tokens))]
             self.take(running, found.select(has_tokens))
-        running.requests |= {number: Over(WITHDRAWN) for number in asked}
+        running.requests |= {number: Over(DEADLINE) for number in asked}
 
     def excuse(self, seconds: float) -> None:
         """Gives environments more time: `advance` has not been called for so long."""
@@ -162,7 +162,7 @@ class EpisodePlayer:
         """See `episode_columns`; the metadata counts what happened since the last call."""
         found = running.drain_counts()
         self._log.limits(found, len(results))
-        limits = LIMITS if running.start_together else [*LIMITS, WITHDRAWN]
+        limits = LIMITS if running.start_together else [*LIMITS, DEADLINE]
         counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in limits), 0.0)
         counts |= {name: float(count) for name, count in found.items() if count}
         discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount

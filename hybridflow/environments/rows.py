@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.episode_counts import COUNTED, NUMBER, WITH_NUMBER
+from hybridflow.batch.episode_counts import COUNTED, DEADLINE, NUMBER, WITH_NUMBER
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Finished
 from hybridflow.environments.transcript import Transcript, TranscriptRow
@@ -22,6 +22,8 @@ class EpisodeResult:
     ended: Finished | None
     turns: int
     is_truncated: bool
+    limit: str | None
+    """The limit that it has reached."""
 
 
 def episode_columns(
@@ -142,10 +144,15 @@ def _at_last_tokens(row: TranscriptRow, rewards: Sequence[float]) -> list[float]
 
 
 def _row(result: EpisodeResult, prompts: Batch, index: int) -> TranscriptRow:
-    """The row of an episode without what followed its last reply; masked if it failed or has no reply."""
+    """The row of an episode without what followed its last reply; masked if it failed or has no reply.
+
+    It has no token if it was withdrawn before its first reply: its prompt is not trained on.
+    """
     row = None if result.transcript is None else result.transcript.as_row()
     if row is None or not row.replies:
         prompt = prompts.tokens("prompt_ids").row(index).tolist()
+        if result.limit == DEADLINE:
+            return TranscriptRow(prompt)
         return TranscriptRow(prompt, prompt[-1:], [0], [0.0])
     return replace(row, mask=[0] * len(row.mask)) if result.ended is None else row
 

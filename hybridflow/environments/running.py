@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hybridflow.batch import Batch
-from hybridflow.batch.episode_counts import COUNTED, LIMITED
+from hybridflow.batch.episode_counts import COUNTED, DEADLINE, LIMITED
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Ask, Finished, Request, Start
@@ -15,10 +15,6 @@ from hybridflow.environments.transcript import Transcript
 TURN_STRIDE = 1 << 32
 """Turn t of sample i draws with the sample index i + t * 2^32, so no two turns share random numbers, and the first
 draws those of a response without an environment."""
-
-
-WITHDRAWN = "deadline"
-"""The limit of an episode that is withdrawn."""
 
 
 @dataclass
@@ -52,7 +48,7 @@ class Episode:
 
     def may_start_again(self, retries: int) -> bool:
         """Whether it starts again if its environment fails."""
-        return self.attempt < retries and self.limit != WITHDRAWN
+        return self.attempt < retries and self.limit != DEADLINE
 
     def forget_reply(self) -> None:
         """Removes the last reply, which the episode has not received, and the question for it."""
@@ -126,8 +122,8 @@ class RunningEpisodes:
     def finish_early(self, episode: Episode) -> None:
         """Records the result of an episode that was withdrawn before it started."""
         self.waiting.remove(episode)
-        self.counts[f"{LIMITED}{WITHDRAWN}"] += 1
-        self.results[episode.place] = EpisodeResult(None, Finished([], {"over": WITHDRAWN}), 0, is_truncated=True)
+        self.counts[f"{LIMITED}{DEADLINE}"] += 1
+        self.results[episode.place] = EpisodeResult(None, Finished([]), 0, is_truncated=True, limit=DEADLINE)
 
     def drain_counts(self) -> Counter[str]:
         """The counts since the last call."""
@@ -153,7 +149,9 @@ class RunningEpisodes:
         if ended is not None and episode.limit is not None:
             self.counts[f"{LIMITED}{episode.limit}"] += 1
         transcript = episode.transcripts.get(True)
-        self.results[episode.place] = EpisodeResult(transcript, ended, episode.turns, episode.is_truncated)
+        self.results[episode.place] = EpisodeResult(
+            transcript, ended, episode.turns, episode.is_truncated, episode.limit
+        )
 
 
 def environment_seed(seed: int, uid: int) -> int:

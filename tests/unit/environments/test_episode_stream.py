@@ -133,7 +133,7 @@ def test_withdrawn_episodes_end_with_what_their_environments_give(tokenizer, pro
     assert all(100.0 <= value < 110.0 for _, value in ends if value) and (
         4 <= len(waited) <= 5 if processes else not waited
     )
-    assert not any(row["response_mask"].any() for row in waited)
+    assert not any(len(row["response_ids"]) for row in waited)
     assert summed_counts(part.meta for part in parts)["environment/limited/deadline"] == 6.0
 
 

@@ -186,14 +186,15 @@ def test_t5_dropped_groups_are_counted_and_their_places_filled(toy_dir, tmp_path
     assert last["async/length_ratio"] < 1.0  # only long ones are dropped
 
 
-def test_tokens_that_are_too_old_are_left_out_of_the_loss(toy_dir, tmp_path):
-    run = streamed(toy_dir(), tmp_path, staleness=1, steps=8, when_stale=WhenStale.mask)
+@pytest.mark.parametrize("kind", [GRPO, SafeRLHF, ReMax])
+def test_tokens_that_are_too_old_are_left_out_of_the_loss(toy_dir, tmp_path, kind):
+    run = streamed(toy_dir(), tmp_path, kind, staleness=1, steps=8, when_stale=WhenStale.mask)
     masks = []
-    learn = GRPO.learn
+    learn = kind.learn
 
     def noted(self, batch):
-        fetched = batch.fetch(["response_mask", "version_runs", "weight_version"])
-        masks.append((self.iteration, fetched))
+        for each in (batch, *batch.companions.values()):
+            masks.append((self.iteration, each.fetch(["response_mask", "version_runs", "weight_version"])))
         return learn(self, batch)
 
     type(run.dataflow).learn = noted

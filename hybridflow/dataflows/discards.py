@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 
-from hybridflow.config.asynchrony import Asynchrony
+from hybridflow.config.asynchrony import Asynchrony, WhenStale
 from hybridflow.errors import ConfigError
 from hybridflow.observability.metrics import Metrics, last
 
@@ -84,11 +84,12 @@ class Discards:
         """The setting that discards groups, why it does, and what to do."""
         deadline = f"asynchrony.deadline_tokens={self._settings.deadline_tokens}"
         if reason == "stale":
+            or_wait = ", or use asynchrony.when_stale=wait" if self._settings.when_stale is WhenStale.drop else ""
             return (
                 f"asynchrony.when_stale={self._settings.when_stale.name}"
                 f" asynchrony.max_staleness={self._settings.max_staleness}",
                 "were too old before a step could train on them",
-                "raise asynchrony.max_staleness, lower asynchrony.ahead, or use asynchrony.when_stale=wait",
+                f"raise asynchrony.max_staleness or lower asynchrony.ahead{or_wait}",
             )
         if reason == "deadline":
             return (

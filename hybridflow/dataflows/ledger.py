@@ -70,7 +70,11 @@ class Ledger:
         assert self.totals["tokens_generated"] == counted, f"tokens were lost: {self.totals}"
 
     def staleness(self, trained: Sequence[BatchRef], *, version: int, largest: int) -> Metrics:
-        """`async/staleness/*`, weighted by tokens: `version` minus the version of the oldest token of each response."""
+        """`async/staleness/*`, weighted by tokens: `version` minus the version of the oldest token of each response.
+
+        `version` is that of the weights that the step trains. Raises `AssertionError` if a response is more than
+        `largest` versions old.
+        """
         stale = version - torch.cat([batch.row("weight_version") for batch in trained])
         tokens = torch.cat([batch.tokens_of("response_ids") for batch in trained])
         found = int(stale.max()) if len(stale) else 0

@@ -92,16 +92,29 @@ def recorded_steps(run_dir: Path) -> list[RecordedStep]:
             remedy="Repeat a run that was not interrupted.",
             key=_KEY,
         )
+    if not lines:
+        raise ConfigError(
+            f"{_KEY}={run_dir}: {SCHEDULE_FILE} has no steps.",
+            remedy="Name the directory of a run that has finished at least as many steps as this one has.",
+            key=_KEY,
+        )
     return [_recorded(line, number, path) for number, line in enumerate(lines, start=1)]
 
 
 def _recorded(line: bytes, number: int, path: Path) -> RecordedStep:
     try:
         found = json.loads(line)
-        return RecordedStep(found["yielded"], found["trained"])
+        yielded, trained = found["yielded"], found["trained"]
+        if not (isinstance(yielded, list) and all(_is_integers(each) for each in [*yielded, trained])):
+            raise TypeError(f"yielded={yielded!r} trained={trained!r}")
+        return RecordedStep(yielded, trained)
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
             f"{_KEY}={path.parent}: line {number} of {path.name} is not the record of a step.",
             remedy="Repeat a run whose schedule is complete.",
             key=_KEY,
         ) from error
+
+
+def _is_integers(value: object) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)

@@ -1,5 +1,7 @@
 """Groups that are discarded: when it is said, and when the run ends."""
 
+from dataclasses import replace
+
 import pytest
 
 from hybridflow.config.asynchrony import Asynchrony, OnDeadline, WhenStale
@@ -60,6 +62,15 @@ def test_a_single_step_that_discards_the_groups_of_several_is_enough(caplog):
     assert not caplog.text
     discards.add("deadline", groups_per_step=4)
     assert "13 groups were discarded while 0 were trained on" in caplog.text
+
+
+@pytest.mark.parametrize("when", [WhenStale.drop, WhenStale.wait])
+def test_the_advice_for_stale_groups_does_not_name_the_setting_that_the_run_has(caplog, when):
+    discards = Discards(replace(SETTINGS, when_stale=when))
+    for _ in range(13):
+        discards.add("stale", groups_per_step=4)
+    assert "raise asynchrony.max_staleness or lower asynchrony.ahead" in caplog.text
+    assert caplog.text.count("asynchrony.when_stale=wait") == 1
 
 
 def test_groups_that_a_fault_has_cost_do_not_count(caplog):

@@ -7,7 +7,6 @@ staleness, d, is at most `asynchrony.max_staleness`; the first batches of a run 
 nothing else, so two runs with the same seed and settings make the same calls.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from hybridflow.dataflows.run import Loader, Run
 from hybridflow.dataflows.saved_batch import SavedState, as_state, from_state
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Metrics, measured
-
-logger = logging.getLogger(__name__)
 
 PROMPTS = "prompts"
 """The stream that yields the batches of the steps."""

@@ -56,7 +56,7 @@ class GroupStream:
         self._filter = GroupFilter(run.dataflow)
         self._queue = self._new_queue()
         self._prompts = DrawnPrompts(self._stream)
-        self._finished: list[int] = []
+        self._finished: set[int] = set()
         """Groups whose rows have finished, and that have not been collected."""
 
         self._collected: dict[int, BatchRef] = {}
@@ -103,7 +103,7 @@ class GroupStream:
         self._receive()
         turns = 0
         while (chosen := self._queue.chosen(step) if self._queue.groups else None) is None:
-            is_idle = len(self._finished) == len(self._queue.of(GroupState.running)) and not self._filter.num_waiting
+            is_idle = len(self._finished) == len(self._queue.of(GroupState.running)) and not self._queue.unknown
             self._send(least=self._least if is_idle else 0, max_tokens=TURN_TOKENS, stays_awake=True)
             self._receive(takes_all=is_idle and bool(self._finished))
             turns += 1
@@ -179,7 +179,7 @@ class GroupStream:
                 "batch": as_state(self._rows(done), self._prompts.of(done)),
             }
         if self._finished:
-            found = self._finished_rows(self._finished)
+            found = self._finished_rows(sorted(self._finished))
             state["finished"] = {"names": list(found), "batch": as_state(rows_at([*found.values()]), Batch({}))}
         state["groups"] = [
             {"uid": group.uid, "state": group.state.value, "version": group.version}
@@ -242,7 +242,7 @@ class GroupStream:
             names = [(uid, sample) for uid, sample in state["finished"]["names"]]
             before = self._rollout.tokens
             generated = from_state(state["finished"]["batch"], Batch({}), self._run.calls)
-            self._finished += self._rollout.restore(names, generated)
+            self._finished |= {*self._rollout.restore(names, generated)}
             self._balance += self._rollout.tokens - before
             for uid in self._finished:
                 group, version = self._queue.groups[uid], self._rollout.groups[uid].oldest_version
@@ -309,7 +309,7 @@ class GroupStream:
             elif self._rollout.groups[uid].has_empty:
                 self._give_up(self._queue.groups[uid], "empty")
             else:
-                self._finished.append(uid)
+                self._finished.add(uid)
                 self._discards.finish()
         if collects:
             self._collect(takes_all=takes_all)
@@ -321,7 +321,7 @@ class GroupStream:
 
     def _collect(self, *, takes_all: bool) -> None:
         """Filters the groups that were collected before, and calls `collect` for those that have finished since."""
-        for group, is_filtered in self._filter.known(self._queue):
+        for group, is_filtered in self._filter.known(self._queue, self._collected):
             group.is_known = True
             if is_filtered:
                 self._give_up(group, "filtered")
@@ -334,7 +334,7 @@ class GroupStream:
         )
         if not uids:
             return
-        self._finished = [uid for uid in self._finished if uid not in uids]
+        self._finished -= {*uids}
         batch = self._sampler.answered(self._prompts.of(uids), self._finished_rows(uids))
         versions: dict[int, int] = {}
         for uid in uids:
@@ -352,7 +352,6 @@ class GroupStream:
         known = {*(known if self._filter.is_used else versions)}
         for uid, version in versions.items():
             self._queue.finish(uid, version, is_known=uid in known)
-        self._filter.add([uid for uid in versions if uid not in known], batch)
 
     def _finished_rows(self, uids: Iterable[int]) -> dict[RowName, Place]:
         return {name: place for uid in uids for name, place in self._rollout.groups[uid].finished.items()}
@@ -377,14 +376,14 @@ class GroupStream:
         self._truncated.discard(uid)
         self._prompts.forget(uid)
         if group.state is GroupState.waiting:
-            return
-        if uid in self._collected:
+            self._discard(0, reason)
+        elif uid in self._collected:
             self._discard(tokens_of_groups([self._collected.pop(uid)])[uid], reason)
         elif self._rollout.groups[uid].unfinished:
             self._given_up[uid] = reason
             self._rollout.withdraw([uid])
         else:
-            self._finished = [each for each in self._finished if each != uid]
+            self._finished.discard(uid)
             self._discard(self._rollout.forget(uid).tokens, reason)
 
     def _discard(self, tokens: int, reason: str) -> None:

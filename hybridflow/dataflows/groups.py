@@ -85,6 +85,11 @@ class GroupQueue:
         free = steps * self.groups_per_step - running - len(self.of(GroupState.done))
         return max(0, free, least - running)
 
+    @property
+    def unknown(self) -> list[Group]:
+        """The groups that are done, and of which it is not known whether a step may train on them."""
+        return [group for group in self.of(GroupState.done) if not group.is_known]
+
     def admit(self, step: int, *, depth: int | None = None, least: int = 0) -> list[Group]:
         """The waiting groups that begin now, oldest first."""
         began = self.of(GroupState.waiting)[: self.room(step, depth=depth, least=least)]
@@ -96,11 +101,6 @@ class GroupQueue:
         """Marks a group as done; `oldest_version` is that of its oldest token."""
         group = self.groups[uid]
         group.state, group.version, group.is_known = GroupState.done, oldest_version, is_known
-
-    def restart(self) -> None:
-        """Puts all groups back to waiting after their tokens were lost."""
-        for group in self.groups.values():
-            group.state = GroupState.waiting
 
     def chosen(self, step: int) -> list[Group] | None:
         """The groups that a step trains on, oldest first; None if it has to wait for running ones.

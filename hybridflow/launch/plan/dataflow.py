@@ -73,7 +73,7 @@ WITHOUT_TRAINING: dict[str, type[Dataflow]] = {"evaluate": Evaluate, "generate":
 """Dataflows of `hybridflow evaluate` and `hybridflow generate`."""
 
 
-_CALLED = ("step", "collect", "learn", "evaluate", "precompute", "state", "restore", "wants_reference")
+_CALLED = ("step", "collect", "learn", "filter_out", "evaluate", "precompute", "state", "restore", "wants_reference")
 _TUPLE = (tuple, list)
 _DECLARED = {
     "data": (str,),
@@ -149,13 +149,16 @@ def _check_called(name: str, found: type[Dataflow], member: str) -> None:
     """Raises a `ConfigError` for a method without the parameters of the one in `Dataflow`."""
     is_of_class = member == "wants_reference"
     owner, start = (found, "@classmethod def") if is_of_class else (object.__new__(found), "def")
-    given = [each for each in inspect.signature(getattr(Dataflow, member)).parameters if each != "self"]
+    expected = inspect.signature(getattr(Dataflow, member)).parameters.values()
+    named = [each.name for each in expected if each.kind is each.KEYWORD_ONLY]
+    given = [each.name for each in expected if each.name not in ("self", *named)]
     try:
-        inspect.signature(getattr(owner, member)).bind(*given)
+        inspect.signature(getattr(owner, member)).bind(*given, **dict.fromkeys(named))
     except TypeError as error:
-        parameters = ", ".join(["cls" if is_of_class else "self", *given])
+        parameters = ", ".join(["cls" if is_of_class else "self", *given, *(["*", *named] if named else [])])
+        call = ", ".join([*given, *(f"{each}=..." for each in named)])
         raise ConfigError(
-            f"dataflow={name}: {found.__name__}.{member} cannot be called with ({', '.join(given)}): {error}.",
+            f"dataflow={name}: {found.__name__}.{member} cannot be called with ({call}): {error}.",
             remedy=f"Write '{start} {member}({parameters})' in it; see hybridflow.dataflows.interface.Dataflow.",
         ) from error
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
+from hybridflow.dataflows.dapo import DAPO
+from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.schedule import recorded_steps
 from hybridflow.engines.rollout.custom import CustomEngine, custom_engine
 from hybridflow.environments.stages import runs_in_processes
@@ -18,6 +20,7 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
     """Rows that cannot continue from call to call, deadlines that never pass, and schedules that cannot be repeated."""
     config = plan.config
     if not config.asynchrony.partial_rollouts:
+        yield from _filter_problems(plan)
         return
     if not config.asynchrony.max_staleness:
         yield ConfigError(
@@ -52,6 +55,16 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
                 key="asynchrony.replay",
                 among=["asynchrony.replay", "trainer.total_steps"],
             )
+
+
+def _filter_problems(plan: RunPlan) -> Iterator[Advice]:
+    """A user's `filter_out`, which nothing calls in a run without partial rollouts; DAPO then fills up its batch."""
+    if plan.dataflow.filter_out in (Dataflow.filter_out, DAPO.filter_out):
+        return
+    yield Advice(
+        f"{plan.dataflow.__name__}.filter_out has no effect: asynchrony.partial_rollouts=false trains on all groups.",
+        remedy="Set asynchrony.partial_rollouts=true and asynchrony.max_staleness of 1 or more, or remove filter_out.",
+    )
 
 
 def _engine_problems(config: Experiment) -> Iterator[Problem]:

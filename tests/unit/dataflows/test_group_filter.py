@@ -135,12 +135,31 @@ def test_at_most_max_refills_batches_are_filtered_out_in_a_step(toy_dir, tmp_pat
         (lambda batch: None, "filter_out returned NoneType"),
         (lambda batch: "3", "filter_out returned str"),
         (lambda batch: [-1], "filter_out returned -1, which is not the uid of a group of the batch"),
-        (lambda batch: batch.row("uid"), "filter_out has filtered out"),
+        (lambda batch: [0.0], "filter_out returned 0.0, which is not the uid of a group of the batch"),
+        (lambda batch: batch.row("scores") < 0.5, "filter_out returned True or False for each row"),
+        (lambda batch: [False] * len(batch), "filter_out returned True or False for each row"),
     ],
 )
-def test_a_filter_that_returns_anything_else_or_keeps_nothing_is_an_error(toy_dir, tmp_path, monkeypatch, found, words):
-    monkeypatch.setattr(group_filter, "MOST_BATCHES_IN_A_ROW", 5)
+def test_a_filter_that_returns_anything_else_is_an_error_at_its_first_call(toy_dir, tmp_path, found, words):
     run = filtering(toy_dir, tmp_path)
-    type(run.dataflow).filter_out = lambda self, batch, **_: found(batch)
-    with pytest.raises(ConfigError, match=words):
+    calls = []
+    type(run.dataflow).filter_out = lambda self, batch, **_: calls.append(batch) or found(batch)
+    with pytest.raises(ConfigError, match=words) as caught:
         Loop(run).run()
+    assert "batch.row('uid')[mask].tolist()" in caught.value.remedy and len(calls) == 1
+
+
+def test_a_filter_that_keeps_nothing_ends_the_run(toy_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(group_filter, "MOST_BATCHES_IN_A_ROW", 5)
+    run = filtering(toy_dir, tmp_path, max_refills=3)
+    type(run.dataflow).filter_out = lambda self, batch, **_: batch.row("uid")
+    with pytest.raises(ConfigError, match=r"filter_out has returned each of the last 2\d groups") as caught:
+        Loop(run).run()
+    assert caught.value.remedy.startswith("Check which groups filter_out returns")
+
+
+def test_max_refills_may_be_more_than_the_batches_that_another_filter_may_return(toy_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr(group_filter, "MOST_BATCHES_IN_A_ROW", 1)
+    run = filtering(toy_dir, tmp_path, max_refills=3, staleness=3, ahead=3, reward="0.0")
+    Loop(run).run()
+    assert max(row["async/filtered_fraction"] for row in rows_of(run)) == 0.75

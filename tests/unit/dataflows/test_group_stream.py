@@ -172,7 +172,10 @@ def test_t6_only_the_batch_that_causes_faults_is_left_out(toy_dir, tmp_path, hal
     final = dict(trained)  # the last time that each step was taken
     uids = sorted(uid for own in final.values() for uid in own)
     assert len(uids) == len(set(uids)) == GROUPS * steps and 13 not in uids
-    assert rows_of(run)[-1]["async/groups/consumed"] == GROUPS * steps
+    last = rows_of(run)[-1]
+    assert last["async/groups/consumed"] == GROUPS * steps
+    assert last["async/rejected/fault"] == last["async/groups/discarded"] == GROUPS
+    assert last["async/tokens/discarded"] == 0
 
 
 def test_t5_dropped_groups_are_counted_and_their_places_filled(toy_dir, tmp_path):

@@ -87,6 +87,14 @@ class Fine(Mine):
     def precompute(cls, rows, *more):
         return {}
 
+    def filter_out(self, batch, **numbers):
+        return []
+
+
+class Filters(Mine):
+    def filter_out(self, batch):
+        return []
+
 
 class NotOne:
     pass
@@ -170,6 +178,11 @@ def test_settings_must_be_a_dataclass_and_by_default_there_are_none(file):
         ("{folder}/my_flow.py:NotOne", "'NotOne' is not a dataflow", "class NotOne(Dataflow)"),
         ("{folder}/my_flow.py:Bare", "Bare.step cannot be called with (prompts)", "Write 'def step(self, prompts)'"),
         ("{folder}/my_flow.py:Former", "Former.wants_reference cannot", "@classmethod def wants_reference(cls, config"),
+        (
+            "{folder}/my_flow.py:Filters",
+            "Filters.filter_out cannot be called with (batch, num_filtered=..., groups_per_step=...): got an",
+            "Write 'def filter_out(self, batch, *, num_filtered, groups_per_step)'",
+        ),
         ("{folder}/my_flow.py:NoStep", "NoStep does not define 'collect' and 'learn'", "or 'def step(self, prompts)'"),
         (
             "{folder}/my_flow.py:Half",

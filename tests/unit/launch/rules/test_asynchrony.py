@@ -33,6 +33,17 @@ from hybridflow.engines.rollout.custom import CustomEngine
 class Derived(CustomEngine):
     def respond(self, prompts, sampling, *, max_response_tokens, seeds): ...
 """
+FILTERS = """
+from hybridflow.dataflows.dapo import DAPO
+from hybridflow.dataflows.grpo import GRPO
+
+class Mine(GRPO):
+    def filter_out(self, batch, *, num_filtered, groups_per_step):
+        return []
+
+class Longer(DAPO):
+    pass
+"""
 ONES = """
 def plain(logprobs, advantages, mask):
     return -logprobs * advantages * mask
@@ -210,6 +221,18 @@ def test_a_deadline_for_an_engine_that_generates_rows_to_their_ends_is_a_warning
 def test_every_dataflow_that_samples_may_have_partial_rollouts(algorithm):
     plan = planned(f"algorithm={algorithm}", STALE, "asynchrony.partial_rollouts=true")
     assert not judged(plan, asynchrony_problems, partial_rollout_problems)
+
+
+def test_a_filter_that_nothing_calls_is_said_unless_the_step_fills_up_its_batch(tmp_path):
+    (tmp_path / "mine.py").write_text(FILTERS)
+    words = ["algorithm=grpo", f"dataflow={tmp_path}/mine.py:Mine"]
+    for further in ([], [STALE]):
+        [advice] = judged(planned(*words, *further), partial_rollout_problems)
+        assert advice.message.startswith("Mine.filter_out has no effect: asynchrony.partial_rollouts=false")
+        assert "Set asynchrony.partial_rollouts=true" in advice.remedy
+    assert not judged(planned(*words, STALE, "asynchrony.partial_rollouts=true"), partial_rollout_problems)
+    for own in (["algorithm=dapo"], ["algorithm=dapo", f"dataflow={tmp_path}/mine.py:Longer"], ["algorithm=grpo"]):
+        assert not judged(planned(*own), partial_rollout_problems)
 
 
 def test_what_becomes_of_single_groups_has_no_effect_on_whole_batches():

@@ -31,7 +31,8 @@ def svg_drawing(trace: Trace) -> str:
         styles(sorted(set(numbers.values())), _STYLE, _DARK_STYLE),
         f'<rect class="page" width="{layout.width:.0f}" height="{height:.0f}" rx="14"/>',
         f'<text class="title" x="24" y="40">{escape(trace.title)}</text>',
-        f'<text class="soft" x="24" y="62">{escape(trace.purpose)}{_ahead(trace)}</text>',
+        f'<text class="soft" x="24" y="62">{escape(trace.purpose)}</text>',
+        *([f'<text class="soft" x="24" y="77">{escape(trace.ahead_in_words)}</text>'] if trace.lag else []),
         *_axis(layout),
         *(part for band in layout.bands for part in _band(band, layout, trace, numbers)),
         *(f'<path class="wire s{colors[wire.maker]}" d="{_rounded(wire.points)}"/>' for wire in layout.wires),
@@ -40,10 +41,6 @@ def svg_drawing(trace: Trace) -> str:
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
-
-
-def _ahead(trace: Trace) -> str:
-    return f" {escape(trace.ahead_in_words)}" if trace.lag else ""
 
 
 def _axis(layout: Layout) -> Iterator[str]:

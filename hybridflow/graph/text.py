@@ -73,14 +73,24 @@ def _taken(call: TracedCall, trace: Trace, colors: Mapping[str, str]) -> Iterato
 
 
 def _ahead(trace: Trace, colors: Mapping[str, str]) -> Iterator[RenderableType]:
-    """The work of each pool in a step: the calls of a later batch, and those of the step's own."""
+    """The work of each pool in a step: the calls of a later batch, and those of the step's own.
+
+    With partial rollouts: the calls until the step's groups have finished, and those while it learns.
+    """
     yield Text(trace.ahead_in_words)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("pool", f"first, for step i + {trace.lag}", "then, for step i"):
+    first, then = f"first, for step i + {trace.lag}", "then, for step i"
+    if trace.partial is not None:
+        first, then = "first, until enough groups have finished", "then, while the step learns"
+    for heading in ("pool", first, then):
         table.add_column(heading)
+    continued = [trace.generation] if trace.partial is not None and trace.partial.overlaps else []
     for pool in trace.pools:
         own = [call for call in trace.calls if call.pool == pool]
-        halves = ([call for call in own if call.is_ahead], [call for call in own if not call.is_ahead])
+        halves = (
+            [call for call in own if call.is_ahead],
+            [call for call in own if call in continued or not call.is_ahead],
+        )
         table.add_row(pool, *(Text(" ").join(_named(half, colors)) for half in halves))
     yield table
 

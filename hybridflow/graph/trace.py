@@ -89,6 +89,17 @@ class TracedRole:
 
 
 @dataclass(frozen=True)
+class PartialRollouts:
+    """A rollout that generates group by group, and continues groups after an update."""
+
+    overlaps: bool
+    """Whether it also generates while a step learns."""
+
+    filters: bool
+    """Whether the dataflow has a `filter_out`."""
+
+
+@dataclass(frozen=True)
 class Trace:
     """A whole step of a dataflow under one configuration."""
 
@@ -108,6 +119,9 @@ class Trace:
     lag: int
     """How many steps the calls of `collect` run ahead of the others; 0 for a synchronous run."""
 
+    partial: PartialRollouts | None = None
+    """Set if only the rollout runs ahead, with partial rollouts."""
+
     @property
     def colors(self) -> Mapping[str, int]:
         """The number of each role's color, in the order in which the roles are first called."""
@@ -117,6 +131,8 @@ class Trace:
     def ahead_in_words(self) -> str:
         """Which calls run ahead, and which pool cannot learn meanwhile."""
         steps = f"{self.lag} step{'s' if self.lag > 1 else ''}"
+        if self.partial is not None:
+            return f"{self.generation.name} runs up to {steps} ahead, group by group: {_in_words(self.partial)}"
         ahead = [call.name for call in self.calls if call.is_ahead]
         verb = "runs" if len(ahead) == 1 else "run"
         said = f"{' and '.join(ahead)} {verb} {steps} ahead of the other calls."
@@ -124,6 +140,11 @@ class Trace:
         if both:
             said += f" A pool runs its calls in turn, so pool {both[0]} cannot learn while it collects."
         return said
+
+    @property
+    def generation(self) -> TracedCall:
+        """The call that generates ahead with partial rollouts: the first of `collect`."""
+        return next(call for call in self.calls if call.is_ahead)
 
     def _computing(self, pool: str) -> list[TracedCall]:
         """The calls of a pool, except transfers of weights, for which both sides stop anyway."""
@@ -169,3 +190,9 @@ def _times(calls: Sequence[Call], places: Sequence[str]) -> list[int]:
         found.append(max([0, last.get(place, 0), *(found[number - 1] for number in call.needs)]) + 1)
         last[place] = found[-1]
     return found
+
+
+def _in_words(partial: PartialRollouts) -> str:
+    said = "a step learns from those that finish first, and the others continue with the new weights"
+    said += ", also while it learns." if partial.overlaps else "."
+    return f"{said} Groups that filter_out returns are replaced." if partial.filters else said

@@ -13,6 +13,7 @@ import torch
 from hybridflow.batch import Batch
 from hybridflow.config.choices import is_own
 from hybridflow.config.experiment import Experiment
+from hybridflow.config.loop import BackendKind
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.placement import Device
 from hybridflow.config.user_code import reporting_exits
@@ -32,12 +33,12 @@ from hybridflow.errors import (
 )
 from hybridflow.graph.backend import TracingBackend
 from hybridflow.graph.stand_in import MadeUpStream
-from hybridflow.graph.trace import Call, Trace, TracedRole, held_up, scheduled
+from hybridflow.graph.trace import Call, PartialRollouts, Trace, TracedRole, held_up, scheduled
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.data import precomputed
 from hybridflow.launch.plan.dataflow import calling
 from hybridflow.launch.plan.plan import RunPlan, plan_run
-from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec
+from hybridflow.launch.plan.roles import ACTOR, ROLLOUT, RoleSpec, is_colocated
 from hybridflow.launch.rules.all import STEP_RULES
 from hybridflow.launch.rules.step import check_followed, check_versions
 from hybridflow.launch.start_roles import start_roles
@@ -87,6 +88,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None, problems: Problems = ST
     config, dataflow, settings = plan.config, plan.dataflow, plan.settings
     backend = TracingBackend()
     roles = [replace(role, mesh=ParallelMesh({"data": 1}), generation_mesh=None) for role in plan.roles]
+    partial = _partial_rollouts(plan)
     groups = start_roles(roles, {name: ResourcePool(name, 1) for name in plan.pools}, backend)
     backend.forget()
     stream, texts = MadeUpStream(dataflow.data, rows), MadeUpStream("demonstrations")
@@ -95,6 +97,7 @@ def trace_step(plan: RunPlan, rows: Batch | None = None, problems: Problems = ST
         with calling(dataflow, "__init__"):
             program = dataflow(groups, settings=settings, samples_per_prompt=samples)
         program.wants_old_logprobs = plan.wants_old_logprobs
+        program.filters_ahead = partial is not None and partial.filters
         program.streams = {"prompts": stream, "pretraining": texts}
         calls = _stepped(config, program, stream.next(), backend)
         check_followed(plan, program, calls, problems)
@@ -110,7 +113,15 @@ def trace_step(plan: RunPlan, rows: Batch | None = None, problems: Problems = ST
         data=("sample_index", *stream.columns, *texts.columns),
         held_up=held_up(calls),
         lag=config.asynchrony.depth,
+        partial=partial,
     )
+
+
+def _partial_rollouts(plan: RunPlan) -> PartialRollouts | None:
+    if not plan.config.asynchrony.partial_rollouts:
+        return None
+    overlaps = plan.backend is BackendKind.ray and not is_colocated(plan.config)
+    return PartialRollouts(overlaps, filters=plan.dataflow.filter_out is not Dataflow.filter_out)
 
 
 def _stepped(config: Experiment, program: Dataflow, prompts: Batch, backend: TracingBackend) -> tuple[Call, ...]:

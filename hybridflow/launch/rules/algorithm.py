@@ -23,14 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 def algorithm_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
-    """Algorithm settings and data that the dataflow cannot use."""
+    """Algorithm settings, other than the estimator, and data that the dataflow cannot use."""
     if learns_from_samples(dataflow):
         if config.rollout.sampling.temperature == 0:
             yield ConfigError(
                 "rollout.sampling.temperature=0 always gives the same response, so there is nothing to learn from.",
                 remedy="Use 1.0 for training; rollout.eval_sampling.temperature=0 is fine.",
             )
-        yield from _estimator(config, dataflow)
     yield from pair_problems(config, dataflow)
     if learns_from_preferences(dataflow) and dataflow.provides is not None:
         yield from _preference(config, dataflow)
@@ -50,8 +49,10 @@ def precomputing_problems(plan: RunPlan, data: RunData | None) -> Iterator[Confi
         )
 
 
-def _estimator(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
+def estimator_problems(config: Experiment, dataflow: type[Dataflow]) -> Iterator[ConfigError]:
     """Estimators whose columns the dataflow does not provide, or that need several samples per prompt."""
+    if not learns_from_samples(dataflow):
+        return
     name = chosen(config.algorithm.advantage, "algorithm.advantage", ADVANTAGES)
     if dataflow.provides is None or is_own(name):
         return

@@ -21,13 +21,18 @@ from hybridflow.launch.rules import (
 )
 from hybridflow.launch.rules.unused_settings import unused_settings
 
-DATAFLOW_RULES = (algorithm.algorithm_problems, layouts.critic_layout_problems, layouts.placement_problems)
+_DRAWN = (algorithm.algorithm_problems, layouts.critic_layout_problems, layouts.placement_problems)
+DATAFLOW_RULES = (algorithm.estimator_problems, *_DRAWN)
 """Rules that need only the configuration and the dataflow's class, not a plan."""
 
 
 def _dataflow_problems(plan: RunPlan) -> Iterator[Problem]:
-    for rule in DATAFLOW_RULES:
+    for rule in _DRAWN:
         yield from rule(plan.config, plan.dataflow)
+
+
+def _estimator_problems(plan: RunPlan) -> Iterator[Problem]:
+    yield from algorithm.estimator_problems(plan.config, plan.dataflow)
 
 
 STEP_RULES = (
@@ -37,9 +42,10 @@ STEP_RULES = (
     partial_rollouts.partial_rollout_problems,
     layouts.batch_problems,
 )
-"""Rules on the plan of the run that also apply when a step is only drawn."""
+"""Rules on the plan of the run that also apply when a step is only drawn, which the estimator does not change."""
 
 PLAN_RULES = (
+    _estimator_problems,
     *STEP_RULES,
     algorithm.gradient_problems,
     algorithm.reward_weight_problems,

@@ -108,6 +108,14 @@ def test_a_class_without_a_docstring_is_drawn_without_a_description(tmp_path, ca
         assert capsys.readouterr().out.splitlines()[0].rstrip() == first_line
 
 
+def test_a_drawing_does_not_need_an_estimator_that_fits_the_dataflow(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from hybridflow.dataflows.grpo import GRPO\n\n\nclass Hard(GRPO):\n    compares_samples = True\n"
+    )
+    assert main(["show", "--dataflow", f"{tmp_path}/mine.py:Hard"]) == 0
+    assert "actor.advantages" in capsys.readouterr().out
+
+
 def test_the_table_has_every_choice_with_its_command(capsys):
     assert main(["show", "--algorithms"]) == 0
     shown = capsys.readouterr().out
@@ -164,3 +172,27 @@ def test_a_pool_that_cannot_learn_while_it_collects_is_named(capsys):
     assert "pool train cannot learn while it collects" in " ".join(capsys.readouterr().out.split())
     assert main(["show", "--dataflow", "grpo"]) == 0
     assert "ahead" not in capsys.readouterr().out
+
+
+PARTIAL = ["asynchrony.partial_rollouts=true", "asynchrony.max_staleness=2", "asynchrony.ahead=2", *AHEAD[1:]]
+
+
+def test_partial_rollouts_are_drawn_group_by_group(capsys, page):
+    assert main(["show", "algorithm=dapo", *PARTIAL]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    said = (
+        "rollout.generate runs up to 2 steps ahead, group by group: a step learns from those that finish first, and the"
+        " others continue with the new weights, also while it learns. Groups that filter_out returns are replaced."
+    )
+    assert said in shown and "cannot learn" not in shown
+    assert "train 2 reward.score 3 actor.advantages" in shown
+    assert "generate 1 rollout.generate 1 rollout.generate 6 rollout.receive_weights" in shown
+    root, _ = page("--dataflow", "dapo", *PARTIAL)
+    assert said in words(root)
+
+
+def test_a_rollout_in_the_processes_of_the_actor_does_not_continue_while_a_step_learns(capsys):
+    assert main(["show", "algorithm=grpo", *PARTIAL[:3]]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the others continue with the new weights." in shown and "also while it learns" not in shown
+    assert "main 1 rollout.generate 2 reward.score 3 actor.advantages" in shown

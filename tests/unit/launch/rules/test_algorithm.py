@@ -9,7 +9,7 @@ from hybridflow.config.training import TrainingEngine
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.errors import STRICT, ConfigError, Problems
 from hybridflow.launch.plan.dataflow import find_dataflow
-from hybridflow.launch.rules.algorithm import algorithm_problems
+from hybridflow.launch.rules.algorithm import algorithm_problems, estimator_problems
 from hybridflow.launch.rules.all import DATAFLOW_RULES
 from tests.unit.config.experiments import experiment
 
@@ -98,7 +98,8 @@ def test_what_can_work_passes(settings, kind):
 
 @pytest.mark.parametrize(("base", "remedy"), [("dapo", "algorithm=dapo"), ("dpo", "hybridflow dpo")])
 def test_a_remedy_keeps_the_class_of_the_user(base, remedy):
-    (error,) = algorithm_problems(experiment({"dataflow": "a.py:Mine"}), type("Mine", (find_dataflow(base),), {}))
+    config, mine = experiment({"dataflow": "a.py:Mine"}), type("Mine", (find_dataflow(base),), {})
+    (error,) = [*estimator_problems(config, mine), *algorithm_problems(config, mine)]
     assert f"{remedy} dataflow=a.py:Mine" in error.remedy
 
 

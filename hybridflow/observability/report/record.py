@@ -78,9 +78,10 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all steps; 0 if they were not timed."""
+        """Seconds of all steps, and of copies of the trained state between them; 0 if they were not timed."""
         timed = self.metrics.get("timing_s/step") or self.metrics.get("perf/time_per_step")
-        return math.fsum(timed.finite) if timed else 0.0
+        copied = self.metrics.get("timing_s/snapshot")  # between two steps; may wait for a rollout that generates ahead
+        return math.fsum(value for series in (timed, copied) if series for value in series.finite)
 
     def samples_of(self, split: Literal["train", "eval"]) -> dict[int, list[Sample]]:
         """The samples of training or of evaluations, by step."""

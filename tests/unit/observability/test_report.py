@@ -59,6 +59,13 @@ def balanced(page):
     ElementTree.fromstring(re.sub(r"<(meta|input)([^>]*)>", r"<\1\2/>", body))
 
 
+def test_the_time_of_the_steps_includes_the_copies_between_them(tmp_path):
+    rows = [{"step": step, "timing_s/step": 2.0, "timing_s/testing": 9.0} for step in range(1, 5)]
+    rows[2]["timing_s/snapshot"] = 5.5
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_record(tmp_path).seconds == 13.5
+
+
 def test_the_report_is_one_balanced_page_without_outside_resources_that_shows_the_whole_run(tmp_path):
     path = write_report(_run_dir(tmp_path, response="45"))
     page = path.read_text()

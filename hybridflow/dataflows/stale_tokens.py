@@ -12,8 +12,8 @@ def without_stale_tokens(batch: BatchRef, oldest: int) -> tuple[BatchRef, int]:
     """The batch, in which tokens of versions before `oldest` have `response_mask` 0, and the number of tokens that did
     not have it before.
 
-    `weight_version` is that of the oldest token of a version from `oldest`, or `oldest` if a response has none. Its
-    companions are masked too, because `learn` may join their columns to the batch; their tokens are not counted.
+    `weight_version` is at least `oldest`. Its companions are masked too, because `learn` may join their columns to the
+    batch; their tokens are not counted.
     """
     companions = {name: without_stale_tokens(other, oldest)[0] for name, other in batch.companions.items()}
     masked, num_masked = _masked(batch, oldest)

@@ -1,11 +1,13 @@
 """Tools of MCP servers (Model Context Protocol), which run as processes that speak on standard input and output."""
 
 import asyncio
+import inspect
+import json
 import os
 import shlex
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from types import ModuleType
@@ -20,6 +22,13 @@ from hybridflow.optional import require
 START_SECONDS = 100.0
 """Time limit for the start of a server: less than that of the process that starts it."""
 
+_MOST_PAGES = 100
+"""Maximum number of pages of a server's list of tools."""
+
+_CONNECTION_CLOSED = -32000
+"""The code of the error that the package `mcp` raises for requests to a server that has ended. JSON-RPC leaves this
+code to servers, which may use it too."""
+
 
 class _Message(Protocol):
     """A message of the protocol, as the package `mcp` represents it."""
@@ -30,9 +39,11 @@ class _Message(Protocol):
 class _Session(Protocol):
     async def initialize(self) -> object: ...
 
-    async def list_tools(self) -> _Message: ...
+    async def list_tools(self, **page: object) -> _Message: ...
 
     async def call_tool(self, name: str, arguments: dict) -> _Message: ...
+
+    async def send_ping(self) -> object: ...
 
 
 class McpServers:
@@ -47,7 +58,7 @@ class McpServers:
     """
 
     def __init__(self, commands: Sequence[str], *, seconds: float, start_seconds: float = START_SECONDS) -> None:
-        """Starts the servers. Raises `ConfigError` if one of them does not start."""
+        """Starts the servers. Raises `ConfigError` if one of them does not start, or two tools have the same name."""
         self._mcp, self._seconds, self._start_seconds = require("mcp"), seconds, start_seconds
         self._loop = asyncio.new_event_loop()
         self._stopped = asyncio.Event()
@@ -72,7 +83,9 @@ class McpServers:
         with suppress(Exception):
             async with AsyncExitStack() as stack:
                 try:
-                    self._ready.set_result([tool for each in commands for tool in await self._started(each, stack)])
+                    listed = [(each, tool) for each in commands for tool in await self._started(each, stack)]
+                    _check_names(listed)
+                    self._ready.set_result([tool for _, tool in listed])
                 except ConfigError as error:
                     self._ready.set_exception(error)
                     return
@@ -83,7 +96,9 @@ class McpServers:
             async with asyncio.timeout(self._start_seconds):
                 session = await _connected(self._mcp, command, stack)
                 await session.initialize()
-                listed = (await session.list_tools()).model_dump(by_alias=True, mode="json")["tools"]
+                listed = await _listed(self._mcp, session, command)
+        except ConfigError:
+            raise
         except Exception as error:
             late = f"it has not answered within {self._start_seconds:g} s"
             why = late if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
@@ -94,22 +109,35 @@ class McpServers:
         return [CallableTool(_schema(tool), partial(self._call, session, tool["name"])) for tool in listed]
 
     def _call(self, session: _Session, name: str, arguments: dict) -> ToolAnswer:
-        """The answer of a tool. Raises `OSError` if the server is lost or does not answer in time."""
+        """The answer of a tool. Raises `OSError` if the server is lost or does not answer in time, and ends it then."""
         if not self.is_running:
             raise ConnectionError(f"the MCP server of the tool '{name}' has ended")
         running = asyncio.run_coroutine_threadsafe(session.call_tool(name, arguments), self._loop)
         try:
-            found = running.result(self._seconds).model_dump(by_alias=True, mode="json")
+            answer = running.result(self._seconds).model_dump(by_alias=True, mode="json")
         except TimeoutError:
             running.cancel()
+            self.close()
             raise TimeoutError(f"the tool '{name}' took longer than {self._seconds:g} s") from None
         except Exception as error:
-            if "closed" in str(error).lower():
+            if self._says_closed(error) and self._is_lost(session):
                 self.close()
                 raise ConnectionError(f"the MCP server of the tool '{name}' has ended") from error
             raise EpisodeError(f"Error: {error}", remedy="Call it differently.") from error
-        text = "\n".join(part.get("text", f"[{part['type']}]") for part in found["content"])
-        return ToolAnswer(f"Error: {text}" if found.get("isError") else text)
+        return ToolAnswer(f"Error: {_text(answer)}" if answer.get("isError") else _text(answer))
+
+    def _is_lost(self, session: _Session) -> bool:
+        """Whether a server does not answer any more."""
+        running = asyncio.run_coroutine_threadsafe(session.send_ping(), self._loop)
+        wait([running], self._seconds)
+        return not running.done() or self._says_closed(running.exception())
+
+    def _says_closed(self, error: object) -> bool:
+        """Whether an error is that of a closed connection, or has its code."""
+        names = vars(self._mcp)
+        if isinstance(error, names["MCPError"] if "MCPError" in names else names["McpError"]):  # before version 2
+            return error.error.code == _CONNECTION_CLOSED  # pyright: ignore[reportAttributeAccessIssue]
+        return type(error).__name__ in ("BrokenResourceError", "ClosedResourceError")  # of anyio, when it cannot write
 
 
 _running: dict[tuple[str, ...], McpServers] = {}
@@ -127,7 +155,7 @@ def server_tools(config: EnvironmentSettings) -> list[CallableTool]:
 
 
 def check_servers(config: EnvironmentSettings) -> None:
-    """Starts and ends the servers once. Raises `ConfigError` if one of them does not start."""
+    """Starts and ends the servers once. Raises `ConfigError` for those that no episode could use; see `McpServers`."""
     McpServers(config.mcp, seconds=config.step_seconds).close()
 
 
@@ -137,6 +165,44 @@ async def _connected(mcp: ModuleType, command: str, stack: AsyncExitStack) -> _S
     server = mcp.StdioServerParameters(command=words[0], args=words[1:], env=dict(os.environ))
     streams = await stack.enter_async_context(mcp.stdio_client(server))
     return await stack.enter_async_context(mcp.ClientSession(*streams))
+
+
+async def _listed(mcp: ModuleType, session: _Session, command: str) -> list[dict]:
+    """The tools of all pages of a server's list. Raises `ConfigError` if the list does not end."""
+    found, page = [], {}
+    by_params = "params" in inspect.signature(session.list_tools).parameters  # since version 2
+    for _ in range(_MOST_PAGES):
+        listed = (await session.list_tools(**page)).model_dump(by_alias=True, mode="json")
+        found += listed["tools"]
+        if not (cursor := listed.get("nextCursor")):
+            return found
+        page = {"params": mcp.types.PaginatedRequestParams(cursor=cursor)} if by_params else {"cursor": cursor}
+    raise ConfigError(
+        f"environment.mcp: the list of tools of the server '{command}' has more than {_MOST_PAGES} pages.",
+        remedy="Its last page must have no nextCursor.",
+    )
+
+
+def _check_names(listed: Sequence[tuple[str, CallableTool]]) -> None:
+    """Raises `ConfigError` if two tools have the same name; each comes with the command of its server."""
+    owners: dict[str, str] = {}
+    for command, tool in listed:
+        if tool.name in owners:
+            raise ConfigError(
+                f"environment.mcp: two tools are named '{tool.name}': one of the server '{owners[tool.name]}', and one"
+                f" of the server '{command}'.",
+                remedy="Rename one of them, or leave out one of the servers.",
+            )
+        owners[tool.name] = command
+
+
+def _text(answer: dict) -> str:
+    """The text of an answer, which may be in embedded resources; or its structured content, if it has no other."""
+    if not answer["content"] and answer.get("structuredContent") is not None:
+        return json.dumps(answer["structuredContent"], ensure_ascii=False)
+    parts = [part["resource"] if part["type"] == "resource" else part for part in answer["content"]]
+    kinds = [part["type"] for part in answer["content"]]
+    return "\n".join(part.get("text", f"[{kind}]") for part, kind in zip(parts, kinds, strict=True))
 
 
 def _schema(tool: dict) -> Tool:

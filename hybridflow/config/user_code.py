@@ -102,13 +102,21 @@ def described(error: BaseException, *, callers: Collection[str]) -> str:
     If an installed library raised it, this is the line that called the library. `callers` are our own files through
     which the user's code was called; their lines are omitted. Long texts are cut.
     """
-    text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+    text = f"{type(error).__name__}: {_text(error)}"[:LONGEST_TEXT]
     if isinstance(error, SyntaxError):
         return text
     frames = user_frames(error, callers=callers)
     frames = [frame for frame in frames if not is_installed(frame.filename)] or frames
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{text}{place}"
+
+
+def _text(error: BaseException) -> str:
+    """The text of an error of a user's class, which may fail to give one."""
+    try:
+        return str(error)
+    except Exception as flaw:  # noqa: BLE001 (the code of a user may raise anything)
+        return f"(its text is not known: its __str__ raised {type(flaw).__name__})"
 
 
 def user_frames(error: BaseException, *, callers: Collection[str]) -> list[traceback.FrameSummary]:

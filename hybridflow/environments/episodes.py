@@ -1,5 +1,6 @@
 """Runs one episode as a coroutine, which asks for replies, and turns what user code returns or raises into events."""
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ async def run_episode(
     except _Interrupted as error:
         return Failed(error.message, is_infrastructure=True)
     except HybridflowError as error:
-        return Failed(" ".join([error.message, error.remedy, *error.__notes__]))
+        return Failed(" ".join(text for text in (error.message, error.remedy, *error.__notes__) if text))
 
 
 class _Interrupted(EpisodeError):
@@ -49,15 +50,26 @@ async def _played(environment: LoadedEnvironment, config: EnvironmentSettings, s
         with ending_forks():
             play = _play_coroutine if environment.is_coroutine else _play_steps
             return await play(environment, config, start, model)
-    except HybridflowError:
+    except (HybridflowError, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
-        needs_loop = isinstance(error, RuntimeError) and str(error) == "no running event loop"
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            raise
+        needs_loop = isinstance(error, RuntimeError) and error.args == ("no running event loop",)
         kind, notes = _Interrupted if isinstance(error, OSError) else EpisodeError, error.__dict__.get("__notes__", [])
         raise kind(
             " ".join([f"it raised {described(error, callers={__file__})}.", *notes]),
-            remedy="Set environment.processes to 1 or more." if needs_loop else "Fix it, or catch the exception.",
+            remedy="Set environment.processes to 1 or more." if needs_loop else "",  # else, too many failures give one
         ) from error
+
+
+def _is_cancelled() -> bool:
+    """Whether the task of the episode is being cancelled, as by Ctrl-C."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # without an event loop, there are no tasks
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 async def _play_coroutine(

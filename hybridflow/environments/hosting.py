@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 
@@ -118,7 +119,8 @@ def serve_episodes(connection: Connection, setup: tuple[EnvironmentSettings, Mod
             return
         assert isinstance(start, Start), f"{start} without an episode"
         ended = asyncio.run(episode(start))
-        sys.stdout.flush()  # the process will be killed with whatever is still in its buffer
+        with suppress(Exception):  # the environment may have closed or replaced it
+            sys.stdout.flush()  # the process will be killed with whatever is still in its buffer
         connection.send_bytes(packed(ended))
 
 

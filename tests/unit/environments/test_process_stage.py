@@ -1,9 +1,20 @@
 """The stage of episodes in processes of their own."""
 
+import pytest
+
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.interface import Finished, Reply, Start
 from hybridflow.environments.process_stage import ProcessStage
-from tests.unit.environments.players import FILE
+from tests.unit.environments.players import FILE, Player, prompts_of
+
+
+@pytest.mark.parametrize("removes", [False, True])
+def test_an_environment_without_a_standard_output_keeps_its_episode(tokenizer, removes):
+    name = f"{FILE.with_name('raising_environments.py')}:Silent"
+    settings = {"processes": 1, "retries": 0, "max_turn_tokens": 6, "settings": {"removes": removes}}
+    with Player(tokenizer, name, **settings) as player:
+        found = player.play(prompts_of(tokenizer, ["12+34="]))
+    assert found.object("episode_return") == [4.0]
 
 
 def test_the_start_of_processes_is_logged_once_with_their_number(caplog):

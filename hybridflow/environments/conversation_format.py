@@ -13,7 +13,7 @@ from hybridflow.data.chat_template import rendered, with_limits
 from hybridflow.data.conversations import common_length
 from hybridflow.data.tokenization import text_token_ids
 from hybridflow.environments.interface import Message, Tool
-from hybridflow.environments.messages import ROLES
+from hybridflow.environments.messages import ROLES, call_id
 from hybridflow.errors import DataError
 
 T = TypeVar("T")
@@ -249,5 +249,5 @@ def placeholder(text: str, num_calls: int = 0) -> Message:
 
 
 def tool_call(name: str, arguments: Mapping[str, object], index: int) -> dict[str, object]:
-    """A tool call in the form that chat templates expect; Mistral's requires ids of nine letters or digits."""
-    return {"id": f"call{index:05}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+    """A tool call in the form that chat templates expect."""
+    return {"id": call_id(index), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}

@@ -1,4 +1,4 @@
-"""Messages: a role, and content that a chat template can show."""
+"""Messages: a role, and content that a chat template can show; and the ids of tool calls in them."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """The roles that every chat template may be given; a template may name further ones."""
@@ -23,3 +23,8 @@ def message_flaw(message: object) -> str | None:
     except UnicodeEncodeError:
         return f"has content that is not valid Unicode: {ascii(content)[:80]}"
     return None
+
+
+def call_id(index: int) -> str:
+    """The id of a tool call by its number; Mistral's templates require nine letters or digits."""
+    return f"call{index:05}"

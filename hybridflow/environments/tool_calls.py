@@ -6,7 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 ToolCalls = list[dict]
-"""Calls in order, each with `name` and `arguments`, or with an `error` that explains to the model what is wrong."""
+"""Calls in order, each with `name` and `arguments`, or with an `error` that explains to the model what is wrong.
+
+Those of Mistral also have the `id` that the model gave them, if it has nine letters or digits.
+"""
 
 Parser = Callable[[str], ToolCalls]
 
@@ -17,7 +20,8 @@ _HOW_LLAMA = '{"name": "TOOL", "parameters": {...}}'
 _HOW_MISTRAL = '[TOOL_CALLS] [{"name": "TOOL", "arguments": {...}}]'
 _HOW_NAMED = "[TOOL_CALLS]TOOL[ARGS]{...}"
 
-_NAMED = re.compile(r"\s*([\w.\-]+)\s*(?:\[CALL_ID\]\s*\w*\s*)?\[ARGS\]")
+_NAMED = re.compile(r"\s*([\w.\-]+)\s*(?:\[CALL_ID\]\s*(\w*)\s*)?\[ARGS\]")
+_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def hermes_calls(text: str) -> ToolCalls:
@@ -29,9 +33,8 @@ def hermes_calls(text: str) -> ToolCalls:
         if isinstance(found, _Flaw):
             ends = [place for place in (text.find(mark, start) for mark in (_END, _BEGIN)) if place >= 0]
             end = min(ends, default=len(text))
-        elif rest := text[end:].lstrip():
-            if not rest.startswith((_END, _BEGIN)):
-                found = _Flaw(f"does not end after its JSON object, but continues with {rest[:40]!r}")
+        elif (rest := text[end:].lstrip()) and not rest.startswith((_END, _BEGIN)):
+            found = _Flaw(f"does not end after its JSON object, but continues with {rest[:40]!r}")
         calls.append(_checked(found, "arguments", _HOW_HERMES))
         start = text.find(_BEGIN, end)
     return calls
@@ -64,9 +67,9 @@ def mistral_calls(text: str, how: str = _HOW_MISTRAL) -> ToolCalls:
         named = _NAMED.match(text, place)
         found, end = _json_at(text, place if named is None else named.end())
         if named is not None and not isinstance(found, _Flaw):
-            found = {"name": named[1], "arguments": found}
+            found = {"name": named[1], "arguments": found, "id": named[2]}
         listed = found if isinstance(found, list) and found else [found]
-        calls += [_checked(item, "arguments", how) for item in listed]
+        calls += [_with_id(_checked(item, "arguments", how), item) for item in listed]
         place = text.find(_MISTRAL, max(place, end))
     return calls
 
@@ -109,6 +112,12 @@ def _checked(found: object, arguments_key: str, how: str) -> dict:
     if not isinstance(arguments, dict):
         return _wrong("The arguments of the tool call are not a JSON object", how)
     return {"name": found["name"], "arguments": arguments}
+
+
+def _with_id(call: dict, found: object) -> dict:
+    """A call with the id that was found with it, unless that is not of Mistral's form."""
+    own = found.get("id") if isinstance(found, dict) and "error" not in call else None
+    return {**call, "id": own} if isinstance(own, str) and _ID.fullmatch(own) else call
 
 
 def _wrong(what: str, how: str) -> dict:

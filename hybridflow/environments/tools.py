@@ -10,6 +10,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import described
 from hybridflow.environments.interface import Message, Tool
+from hybridflow.environments.messages import call_id
 from hybridflow.errors import ConfigError, EpisodeError
 
 _MOST_CHARACTERS = 4_000
@@ -70,7 +71,10 @@ class Toolbox:
     async def answers(self, calls: Sequence[Mapping[str, object]]) -> tuple[list[Message], float]:
         """One message per call, with the tool's answer or what was wrong with the call; and the reward of the calls."""
         found = [await self._answer(call) for call in calls]
-        messages: list[Message] = [{"role": "tool", "content": answer.text[:_MOST_CHARACTERS]} for answer in found]
+        messages: list[Message] = [
+            {"role": "tool", "tool_call_id": call.get("id", call_id(index)), "content": answer.text[:_MOST_CHARACTERS]}
+            for index, (call, answer) in enumerate(zip(calls, found, strict=True))
+        ]
         return messages, sum(answer.reward for answer in found)
 
     async def _answer(self, call: Mapping[str, object]) -> ToolAnswer:

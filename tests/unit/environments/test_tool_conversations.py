@@ -107,11 +107,12 @@ def test_a_call_that_was_cut_off_is_no_call_and_is_counted(caplog):
 
 
 def test_the_built_in_calculator_works_with_the_form_of_mistral():
-    call = '[TOOL_CALLS] [{"name": "calculate", "arguments": {"first": 12, "operator": "+", "second": 12}}]'
-    model = Recited("mistral", [call, "24"])
+    call = '[TOOL_CALLS] [{"name": "calculate", "arguments": {"first": 12, "operator": "+", "second": 12}%s}]'
+    model = Recited("mistral", [call % "", call % ', "id": "f00b4r123"', "24"])
     found = played(model, environment="calculator")
-    assert '[TOOL_RESULTS] {"content": "24"}[/TOOL_RESULTS]' in model.prompts[1]
-    assert found.object("episode_return") == [1.0]
+    assert '[TOOL_RESULTS] {"content": "24", "call_id": "call00000"}[/TOOL_RESULTS]' in model.prompts[1]
+    assert '[TOOL_RESULTS] {"content": "24", "call_id": "f00b4r123"}[/TOOL_RESULTS]' in model.prompts[2]
+    assert found.object("episode_return") == [1.0] and found.tokens("fork_starts").lengths.tolist() == [0]
 
 
 def test_special_tokens_within_a_reply_are_kept_as_sampled_and_named(caplog):

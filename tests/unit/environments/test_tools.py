@@ -84,11 +84,23 @@ def test_marks_within_the_strings_of_a_call_do_not_end_it():
 
 
 def test_the_newer_form_of_mistral_is_found_and_explained():
-    assert mistral_calls(f"I add.[TOOL_CALLS]add[CALL_ID]f00b4r123[ARGS]{json.dumps(CALL['arguments'])}") == [CALL]
+    assert mistral_calls(f"I add.[TOOL_CALLS]add[CALL_ID]f00b4r123[ARGS]{json.dumps(CALL['arguments'])}") == [
+        {**CALL, "id": "f00b4r123"}
+    ]
     parser = parser_of("{{ '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}")
     assert parser("[TOOL_CALLS]add[ARGS]{}") == [{"name": "add", "arguments": {}}]
     [found] = parser("[TOOL_CALLS] add(1)")
     assert found["error"].endswith("Write it in this form: [TOOL_CALLS]TOOL[ARGS]{...}")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("f00b4r123", True), ("f00b4r12", False), ("f00b4r12-", False), (5, False)]
+)
+def test_an_id_of_mistral_s_form_is_kept_and_given_back_with_the_answer(given, kept):
+    calls = mistral_calls(f"[TOOL_CALLS] [{json.dumps(CALL)}, {json.dumps({**CALL, 'id': given})}]")
+    assert calls == [CALL, {**CALL, "id": given} if kept else CALL]
+    messages, _ = asyncio.run(Toolbox.of([add], object()).answers(calls))
+    assert [message["tool_call_id"] for message in messages] == ["call00000", given if kept else "call00001"]
 
 
 @hypothesis.given(

@@ -7,6 +7,7 @@ import pytest
 
 from hybridflow.data.chat_template import rendered
 from hybridflow.environments.conversation_format import ConversationFormat, tool_call
+from hybridflow.environments.messages import call_id
 from hybridflow.environments.transcript import SampledTokens, Transcript
 from hybridflow.errors import DataError
 from tests.unit.environments.families import FAMILIES, TEMPLATES, end_id, tokenizer_of
@@ -200,7 +201,9 @@ def test_a_tool_call_and_its_result_continue_the_conversation(name, num_calls):
     prompt = transcript.prompt_ids
     calls = [tool_call("add", {"a": 12}, index) for index in range(num_calls)]
     transcript.add_reply(reply_of(ids), {"role": "assistant", "content": "", "tool_calls": calls})
-    results = [{"role": "tool", "content": f"result {index}"} for index in range(num_calls)]
+    results = [
+        {"role": "tool", "content": f"result {index}", "tool_call_id": call_id(index)} for index in range(num_calls)
+    ]
     transcript.extend([*transcript.messages, *results], tools)
     if name == "mistral":  # it repeats the tools before the last message of the user, which is still the same one
         assert "[AVAILABLE_TOOLS]" in tokenizer.decode(prompt)

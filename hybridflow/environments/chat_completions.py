@@ -1,5 +1,6 @@
 """Requests and responses of OpenAI's chat completions, as questions to the model and its replies."""
 
+import hashlib
 import json
 import re
 import time
@@ -7,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hybridflow.environments.interface import Message, Reply, Tool
-from hybridflow.environments.messages import ROLES
+from hybridflow.environments.messages import ROLES, call_id
 
 _CALLS_BEGIN = re.compile(r"<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>")
 _NOT_SUPPORTED = {
@@ -39,6 +40,8 @@ class Question:
     tools: list[Tool]
     is_streamed: bool
     streams_usage: bool
+    path: str
+    """Identifies the conversation as the program sent it."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,15 @@ class Completion:
 class ChatCompletions:
     """The requests of one episode.
 
-    A program sends the whole conversation each time, with replies as it got them. They are recognized by their content
-    and replaced by the messages that the transcript knows, so that the conversation continues token by token.
+    A program sends the whole conversation each time, with replies as it got them. They are recognized by their content,
+    and by what was said before them, and replaced by the messages that the transcript knows, so that the conversation
+    continues token by token. If a program leaves out what was said before, a reply is the newest of its content.
     """
 
     def __init__(self) -> None:
         self._replies: dict[str, Message] = {}
+        """By the path to each reply, and by its key alone."""
+
         self._num_replies = self._num_calls = 0
 
     def question(self, body: bytes) -> Question:
@@ -104,17 +110,17 @@ class ChatCompletions:
             raise RequestError("'messages' must be a list with at least one message.")
         if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
             raise RequestError("'tools' must be a list of {'type': 'function', 'function': {...}}.")
-        known = [self._message(message, number) for number, message in enumerate(messages)]
+        known, path = self._known(messages)
         options = request.get("stream_options")
         streams_usage = isinstance(options, dict) and bool(options.get("include_usage"))
-        return Question(known, tools, bool(request.get("stream")), streams_usage)
+        return Question(known, tools, bool(request.get("stream")), streams_usage, path)
 
-    def answer(self, reply: Reply) -> Completion:
-        """The completion with a reply."""
+    def answer(self, question: Question, reply: Reply) -> Completion:
+        """The completion with the reply to a question."""
         calls: list[dict[str, object]] = []
         for call in reply.calls if "tool_calls" in reply.message else ():
             function = {"name": call["name"], "arguments": json.dumps(call["arguments"])}
-            calls.append({"id": f"call{self._num_calls:05}", "type": "function", "function": function})
+            calls.append({"id": call_id(self._num_calls), "type": "function", "function": function})
             self._num_calls += 1
         content: str | None = reply.text
         if calls:
@@ -123,26 +129,22 @@ class ChatCompletions:
         message: Message = {"role": "assistant", "content": content}
         if calls:
             message["tool_calls"] = calls
-        self._replies[_key(message)] = reply.message
+        self._replies[_path(question.path, message)] = self._replies[_key(message)] = reply.message
         self._num_replies += 1
         ending = "tool_calls" if calls else "length" if reply.is_truncated else "stop"
         tokens = reply.num_prompt_tokens, reply.num_tokens
         usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
         return Completion(f"chatcmpl-{self._num_replies}", message, ending, usage)
 
-    def _message(self, given: object, number: int) -> Message:
-        """A message as chat templates expect it."""
-        if not isinstance(given, dict) or given.get("role") not in ROLES:
-            raise RequestError(f"messages[{number}] must be an object with a role: {', '.join(ROLES)}.")
-        message: Message = {"role": given["role"], "content": _text(given.get("content"), number)}
-        message |= {name: given[name] for name in ("name", "tool_call_id") if given.get(name) is not None}
-        if given["role"] != "assistant":
-            return message
-        if calls := given.get("tool_calls"):
-            if not isinstance(calls, list):
-                raise RequestError(f"'tool_calls' of messages[{number}] must be a list.")
-            message["tool_calls"] = [_call(call, number) for call in calls]
-        return self._replies.get(_key(message), message)
+    def _known(self, given: list) -> tuple[list[Message], str]:
+        """The messages of a request, with replies as the transcript knows them; and the path to the next reply."""
+        known, path = [], ""
+        for number, each in enumerate(given):
+            message = _message(each, number)
+            path = _path(path, message)
+            is_reply = message["role"] == "assistant"
+            known.append(self._replies.get(path, self._replies.get(_key(message), message)) if is_reply else message)
+        return known, path
 
 
 def _object(body: bytes) -> dict:
@@ -153,6 +155,21 @@ def _object(body: bytes) -> dict:
     if not isinstance(request, dict):
         raise RequestError("The body must be a JSON object.")
     return request
+
+
+def _message(given: object, number: int) -> Message:
+    """A message as chat templates expect it."""
+    if not isinstance(given, dict) or given.get("role") not in ROLES:
+        raise RequestError(f"messages[{number}] must be an object with a role: {', '.join(ROLES)}.")
+    message: Message = {"role": given["role"], "content": _text(given.get("content"), number)}
+    message |= {name: given[name] for name in ("name", "tool_call_id") if given.get(name) is not None}
+    if given["role"] != "assistant":
+        return message
+    if calls := given.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise RequestError(f"'tool_calls' of messages[{number}] must be a list.")
+        message["tool_calls"] = [_call(call, number) for call in calls]
+    return message
 
 
 def _text(content: object, number: int) -> str:
@@ -168,21 +185,29 @@ def _text(content: object, number: int) -> str:
 
 def _call(call: object, number: int) -> dict[str, object]:
     """A tool call whose arguments are an object."""
+    given = call if isinstance(call, dict) else {}
     try:
-        assert isinstance(call, dict)
-        function, arguments = call["function"], call["function"]["arguments"]
+        function, arguments = given["function"], given["function"]["arguments"]
         found = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": found}}
-    except (AssertionError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise RequestError(
-            f"A tool call of messages[{number}] must have 'id', 'function.name' and 'function.arguments' as JSON."
-        ) from error
+        if isinstance(found, dict):
+            return {"id": given["id"], "type": "function", "function": {"name": function["name"], "arguments": found}}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass
+    raise RequestError(
+        f"A tool call of messages[{number}] must have 'id', 'function.name' and 'function.arguments', which is a JSON"
+        " object."
+    )
+
+
+def _path(before: str, message: Mapping[str, object]) -> str:
+    """Identifies a message together with everything before it."""
+    return hashlib.sha256(f"{before}{_key(message)}".encode()).hexdigest()
 
 
 def _key(message: Mapping[str, object]) -> str:
-    """The identity of a reply: its text and its calls."""
+    """The content of a message: its role, its text and its calls."""
     calls = message.get("tool_calls") or []
     assert isinstance(calls, list)
     functions = [[call["function"]["name"], call["function"]["arguments"]] for call in calls]
     plain = [[name, json.loads(found) if isinstance(found, str) else found] for name, found in functions]
-    return json.dumps([message["content"] or "", plain], sort_keys=True)
+    return json.dumps([message["role"], message["content"] or "", plain], sort_keys=True)

@@ -5,7 +5,6 @@ import concurrent.futures
 import hmac
 import json
 import logging
-import math
 import secrets
 import socket
 import sys
@@ -23,7 +22,7 @@ from hybridflow.errors import EpisodeError
 
 logger = logging.getLogger(__name__)
 
-_PATH = "/v1/chat/completions"
+_CHAT, _MODELS = "/v1/chat/completions", "/v1/models"
 _JSON, _EVENTS = "application/json", "text/event-stream"
 _MOST_BYTES = 64 << 20
 _HAS_CLOSED = "the program has closed its connection: %s"
@@ -91,7 +90,7 @@ class Endpoint:
                     code="connection_closed",
                 )
         try:
-            completion = self._chat.answer(asked.result())
+            completion = self._chat.answer(question, asked.result())
         except EpisodeError as error:
             raise RequestError(str(error)) from error
         except EpisodeOver as over:
@@ -144,29 +143,26 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.endpoint
 
     def do_POST(self) -> None:
+        self._answer(_CHAT, lambda body: self._endpoint.completion(body, self._is_gone))
+
+    def do_GET(self) -> None:
+        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "hybridflow"}
+        self._answer(_MODELS, lambda _: (json.dumps({"object": "list", "data": [model]}).encode(), _JSON))
+
+    def _answer(self, path: str, response: Callable[[bytes], tuple[bytes, str]]) -> None:
+        """Sends the response to a request for a path, or what is wrong with the request."""
         try:
             body = self._body()
             self._endpoint.check_key(self.headers.get("Authorization"))
-            if self.path.split("?")[0] != _PATH:
+            if self.path.split("?")[0] != path:
                 raise RequestError(
-                    f"There is no {self.path}; the endpoint has POST {_PATH}.",
+                    f"There is no {self.path}; the endpoint has POST {_CHAT} and GET {_MODELS}.",
                     status=HTTPStatus.NOT_FOUND,
                     code="not_found",
                 )
-            self._send(HTTPStatus.OK, *self._endpoint.completion(body, self._is_gone))
+            self._send(HTTPStatus.OK, *response(body))
         except RequestError as error:
-            self._send_object(error.status, error.content())
-
-    def do_GET(self) -> None:
-        try:
-            self._body()
-            self._endpoint.check_key(self.headers.get("Authorization"))
-            if self.path != "/v1/models":
-                raise RequestError(f"There is no {self.path}.", status=HTTPStatus.NOT_FOUND, code="not_found")
-            model = {"id": "policy", "object": "model", "created": 0, "owned_by": "hybridflow"}
-            self._send_object(HTTPStatus.OK, {"object": "list", "data": [model]})
-        except RequestError as error:
-            self._send_object(error.status, error.content())
+            self._send(error.status, json.dumps(error.content()).encode(), _JSON)
 
     def _is_gone(self) -> bool:
         """Whether the program has closed the connection."""
@@ -180,21 +176,22 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         missing = "0" if self.command == "GET" else ""
         length = "" if "Transfer-Encoding" in self.headers else self.headers.get("Content-Length", missing)
-        size = float(length) if length.isdecimal() else math.inf
-        if size > _MOST_BYTES:
+        if not length.isdecimal():
             self.close_connection = True
             raise RequestError(
-                f"A request needs a Content-Length of at most {_MOST_BYTES} bytes.",
-                status=HTTPStatus.LENGTH_REQUIRED,
-                code="length_required",
+                "A request needs a Content-Length.", status=HTTPStatus.LENGTH_REQUIRED, code="length_required"
+            )
+        if (size := float(length)) > _MOST_BYTES:
+            self.close_connection = True
+            raise RequestError(
+                f"The body has more than {_MOST_BYTES} bytes.",
+                status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+                code="request_too_large",
             )
         body = self.rfile.read(int(size))
         if len(body) < size:
             raise RequestError(f"The body ended after {len(body)} of {size:.0f} bytes.", code="incomplete_body")
         return body
-
-    def _send_object(self, status: int, content: dict[str, object]) -> None:
-        self._send(status, json.dumps(content).encode(), _JSON)
 
     def _send(self, status: int, body: bytes, media_type: str) -> None:
         try:

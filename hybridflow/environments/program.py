@@ -98,7 +98,7 @@ def check_program(config: EnvironmentSettings) -> None:
         raise ConfigError(f"{key} needs environment.processes=1 or more.", remedy="Leave environment.processes out.")
     allowed = ", ".join(RewardSource)
     for name, value in config.settings.items():
-        if name != "reward" or value not in set(RewardSource):
+        if name != "reward" or value not in [*RewardSource]:
             raise ConfigError(
                 f"{key} has no setting {name}={value}.", remedy=f"Use environment.settings.reward={allowed}."
             )

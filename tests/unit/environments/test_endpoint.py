@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hybridflow.environments.chat_completions import ChatCompletions, RequestError
 from hybridflow.environments.endpoint import Endpoint
 from hybridflow.environments.interface import Ask, Model, Reply
 
@@ -65,7 +66,9 @@ def answer_to(what: str, body: bytes, header: str, *, seconds: float = 0.0) -> s
     [
         (CHAT, BODY, f"Content-Length: {len(BODY)}", 60.0, 400, "keep it open, also for writing, until the response"),
         (CHAT, BODY, f"Content-Length: {len(BODY) + 9}", 0.0, 400, f"ended after {len(BODY)} of {len(BODY) + 9} bytes"),
-        (CHAT, BODY, f"Content-Length: {'9' * 5000}", 0.0, 411, "needs a Content-Length"),
+        (CHAT, BODY, f"Content-Length: {'9' * 5000}", 0.0, 413, "The body has more than 67108864 bytes."),
+        (CHAT, BODY, f"Content-Length: {(64 << 20) + 1}", 0.0, 413, "The body has more than 67108864 bytes."),
+        (CHAT, BODY, "Accept: */*", 0.0, 411, "needs a Content-Length"),
         (CHAT, b"0\r\n\r\n", "Transfer-Encoding: chunked", 0.0, 411, "needs a Content-Length"),
         ("GET /v1/models", b"0\r\n\r\n", "Transfer-Encoding: chunked", 0.0, 411, "needs a Content-Length"),
     ],
@@ -76,6 +79,22 @@ def test_a_request_that_is_not_complete_gets_a_status_and_a_reason(what, body, h
     head, _, content = answer.partition("\r\n\r\n")
     assert head.startswith(f"HTTP/1.1 {status} ") and found in json.loads(content)["error"]["message"]
     assert time.monotonic() - begun < 10 and answer.count("HTTP/1.1") == 1
+
+
+def test_a_list_of_models_may_be_asked_for_with_parameters():
+    assert '"id": "policy"' in answer_to("GET /v1/models?limit=1", b"", "Connection: close")
+    assert "There is no /v1/model;" in answer_to("GET /v1/model", b"", "Connection: close")
+
+
+@pytest.mark.parametrize("arguments", ['"\\"abc\\""', '"[1]"', '"null"', '"NaN"', "null", "[1]", "NaN", '"{"'])
+@pytest.mark.parametrize(
+    "call", ['{"id": "a", "type": "function", "function": {"name": "add", "arguments": %s}}', "%s"]
+)
+def test_a_tool_call_whose_arguments_are_not_an_object_gets_a_status_of_400(arguments, call):
+    message = '{"role": "assistant", "content": "", "tool_calls": [' + call % arguments + "]}"
+    with pytest.raises(RequestError, match="'function.arguments', which is a JSON object") as error:
+        ChatCompletions().question(f'{{"messages": [{message}]}}'.encode())
+    assert error.value.status == 400
 
 
 def test_the_body_of_a_get_is_not_taken_for_the_next_request():

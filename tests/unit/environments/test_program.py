@@ -51,7 +51,9 @@ def test_openais_client_understands_streams(tokenizer):
 def test_a_stream_has_tool_calls_by_their_position_and_the_usage_if_it_is_wanted():
     call = {"name": "add", "arguments": {"a": 1}}
     said = {"role": "assistant", "content": "", "tool_calls": []}
-    completion = ChatCompletions().answer(Reply("", said, [call, call], num_prompt_tokens=3, num_tokens=2))
+    chat = ChatCompletions()
+    question = chat.question(b'{"messages": [{"role": "user", "content": "1+1?"}]}')
+    completion = chat.answer(question, Reply("", said, [call, call], num_prompt_tokens=3, num_tokens=2))
     *lines, last = completion.events(with_usage=True).decode().strip().split("\n\n")
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert last == "data: [DONE]" and {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
@@ -60,6 +62,42 @@ def test_a_stream_has_tool_calls_by_their_position_and_the_usage_if_it_is_wanted
     assert first["finish_reason"] is None and end["finish_reason"] == "tool_calls"
     assert chunks[2]["choices"] == [] and chunks[2]["usage"]["total_tokens"] == 5
     assert completion.events(with_usage=False).decode().count("data:") == 3
+
+
+class Conversation:
+    """A conversation of a program, which sends what it got."""
+
+    def __init__(self, chat: ChatCompletions, text: str) -> None:
+        self.chat, self.sent, self.known = chat, [{"role": "user", "content": text}], []
+
+    def add(self, text: str) -> None:
+        """Asks the model, which replies with a text that contains a call, and answers the call."""
+        question = self.chat.question(json.dumps({"messages": self.sent}).encode())
+        self.known.append([message for message in question.messages if message["role"] == "assistant"])
+        call, message = {"name": "list", "arguments": {}}, {"role": "assistant", "content": text, "tool_calls": []}
+        self.sent.append(self.chat.answer(question, Reply(text, message, [call])).message)
+        self.sent.append({"role": "tool", "content": "a file"})
+
+
+def test_replies_with_the_same_call_in_different_spelling_are_told_apart():
+    texts = ["<tool_call>{}</tool_call>", "<tool_call> {}</tool_call>", "<tool_call>  {}</tool_call>"]
+    chat = ChatCompletions()
+    first, second = Conversation(chat, "one"), Conversation(chat, "two")
+    for text in texts:
+        first.add(text)
+        second.add(f"{text} ")
+    for conversation, end in ((first, ""), (second, " ")):
+        spelled = [[message["content"] for message in known] for known in conversation.known]
+        assert spelled == [[f"{text}{end}" for text in texts[:count]] for count in range(3)]
+
+
+def test_a_reply_is_recognized_without_what_was_said_before_it():
+    chat = ChatCompletions()
+    conversation = Conversation(chat, "one")
+    conversation.add("<tool_call> {}</tool_call>")
+    del conversation.sent[0]
+    found = chat.question(json.dumps({"messages": conversation.sent}).encode())
+    assert found.messages[0]["content"] == "<tool_call> {}</tool_call>"
 
 
 def test_requests_that_cannot_be_answered_say_why(tokenizer, tmp_path):
@@ -164,6 +202,7 @@ def test_the_reward_may_be_the_exit_status_or_that_of_another_function(tokenizer
         ({"program": "true", "name": "guess_number"}, "are both set", "Leave one"),
         ({"program": "true", "processes": 0}, "needs environment.processes=1", "environment.processes"),
         ({"program": "true", "settings": {"reward": "last"}}, "no setting reward=last", "exit_status"),
+        ({"program": "true", "settings": {"reward": ["none"]}}, "no setting reward=['none']", "exit_status"),
         ({"program": "true", "settings": {"size": 4}}, "no setting size=4", "settings.reward"),
     ],
 )

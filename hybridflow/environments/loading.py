@@ -148,9 +148,9 @@ def _check_class(found: type, config: EnvironmentSettings) -> None:
                 remedy=f"Write '{how}' in it.",
             )
         signature = inspect.signature(functions[method])
-        takes_row = "seed" in signature.parameters or method == "step"
+        named = {"seed": 0} if method == "reset" and "seed" in signature.parameters else {}
         try:
-            signature.bind(None, None, **({} if method == "step" or not takes_row else {"seed": 0}))
+            signature.bind(None, None, **named)
         except TypeError as error:
             raise ConfigError(
                 f"environment={config.name}: the method '{method}' has the parameters {signature}: {error}.",

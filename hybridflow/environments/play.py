@@ -251,7 +251,7 @@ class EpisodePlayer:
             transcript.extend(ask.messages, ask.tools)
         else:
             transcript.extend_ids(ask.prompt_ids)
-        if self._allowance(transcript) <= 0:
+        if self._allowance(episode) <= 0:
             episode.is_truncated, episode.limit = True, "max_response_tokens"
 
     def _open(self, episode: Episode, ask: Ask) -> None:
@@ -275,15 +275,18 @@ class EpisodePlayer:
                 remedy="Raise data.max_prompt_tokens, or show the model less.",
             )
 
-    def _allowance(self, transcript: Transcript) -> int:
-        """Maximum length of the next reply."""
-        return min(self._max_turn_tokens, self._max_response_tokens - transcript.num_response_tokens)
+    def _allowance(self, episode: Episode) -> int:
+        """Maximum length of the next reply. Opponents fork at each question, so only their current prompt counts."""
+        asked, left = episode.asked, self._max_response_tokens - episode.asked.num_response_tokens
+        if asked is episode.transcripts.get(False):
+            left = self._max_prompt_tokens + self._max_response_tokens - len(asked.prompt_ids)
+        return min(self._max_turn_tokens, left)
 
     def _submit(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
         """Begins to sample the replies that episodes wait for; those with the same limit are submitted together."""
         by_limit: dict[int, list[int]] = {}
         for number in running.asking:
-            by_limit.setdefault(self._allowance(running.episodes[number].asked), []).append(number)
+            by_limit.setdefault(self._allowance(running.episodes[number]), []).append(number)
         running.asking.clear()
         for limit, numbers in sorted(by_limit.items(), reverse=True):
             names = [running.name(number) for number in numbers]

@@ -4,6 +4,8 @@ The model plays all seats, and learns from one of them, which the seed chooses.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from numbers import Real
 from typing import Protocol
 
 from hybridflow.environments.adapters.interface import Adapter, Make, Methods
@@ -23,11 +25,11 @@ class _Game(Protocol):
 
 async def play_game(game: _Game, model: Model, row: Mapping[str, object], *, seed: int, num_players: int) -> Finished:
     """One game, with the reward of the seat that learns after its last reply."""
-    game.reset(num_players=num_players, seed=seed)
     learner, is_done = seed % num_players, False
     seen: dict[int, list[Message]] = {}
     shown: dict[int, str] = {}
     try:
+        game.reset(num_players=num_players, seed=seed)
         while not is_done:
             player, observation = game.get_observation()
             text = _text(observation, player)
@@ -38,14 +40,25 @@ async def play_game(game: _Game, model: Model, row: Mapping[str, object], *, see
             seen[player].append(reply.message)
             is_done, _ = game.step(reply.text)
     except EpisodeOver as over:
+        _abandon(game)
         return Finished([0.0] * model.num_replies, {"over": str(over)})
+    except BaseException:
+        _abandon(game)
+        raise
     answer = game.close()
     rewards, info = answer if isinstance(answer, tuple) else (answer, {})
     reward = rewards.get(learner) if isinstance(rewards, Mapping) else rewards
-    if not isinstance(reward, int | float):
+    if not isinstance(reward, Real):
         raise EpisodeError(f"the game returned the reward {reward!r}.", remedy="It has failed: see its own messages.")
-    own = info.get(learner, {}) if isinstance(info, Mapping) else {}
-    return Finished([*[0.0] * (model.num_replies - 1), float(reward)], {"seat": learner, **own})
+    own = info.get(learner) if isinstance(info, Mapping) else None
+    known = own if isinstance(own, Mapping) else {}
+    return Finished([*[0.0] * (model.num_replies - 1), float(reward)], {"seat": learner, **known})
+
+
+def _abandon(game: _Game) -> None:
+    """Closes a game that is not done; it may fail to say who has won."""
+    with suppress(Exception):
+        game.close()
 
 
 def _opening(row: Mapping[str, object]) -> list[Message]:

@@ -10,6 +10,7 @@ from typing import Protocol
 from hybridflow.environments.adapters.interface import Adapter, Methods, accepted, methods_of, wrapped_by
 from hybridflow.environments.interface import Message, Observation, awaited
 from hybridflow.environments.tools import function_tool
+from hybridflow.errors import EpisodeError
 
 _NO_TOOLS = ("reset", "get_reward")
 
@@ -34,6 +35,11 @@ class TRLEnvironment:
         text = await awaited(self._env.reset(**accepted(self._env.reset, row)))
         if text is None:
             return None
+        if not isinstance(text, str):
+            raise EpisodeError(
+                f"its method 'reset' returned {repr(text)[:60]} of type {type(text).__name__}, not text or None.",
+                remedy="Return the text that follows the prompt of the row.",
+            )
         prompt = row["prompt"]
         if isinstance(prompt, list):
             last: Message = prompt[-1]

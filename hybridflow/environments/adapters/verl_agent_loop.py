@@ -116,7 +116,7 @@ def _finished(output: object, num_replies: int) -> Finished:
             f"its method 'run' returned an object of type {type(output).__name__} without a list {missing[0]}.",
             remedy="Return AgentLoopOutput(prompt_ids=..., response_ids=..., response_mask=..., ...).",
         )
-    tokens = {name: [int(value) for value in getattr(output, name)] for name in _TOKENS}
+    tokens = {name: _integers(name, getattr(output, name)) for name in _TOKENS}
     if len(tokens["response_ids"]) != len(tokens["response_mask"]):
         raise EpisodeError(
             f"it returned {len(tokens['response_ids'])} response_ids and a response_mask of"
@@ -132,6 +132,20 @@ def _finished(output: object, num_replies: int) -> Finished:
     info = {**extra, **(extra.get("reward_extra_info") or {}), "num_turns": number or 0}
     rewards = [*[0.0] * (num_replies - 1), 0.0 if score is None else score]
     return Finished(rewards, info, tokens)
+
+
+def _integers(name: str, given: Sequence) -> list[int]:
+    """The values of a list as integers; raises `EpisodeError` if they are not."""
+    try:
+        found = [int(value) for value in given]
+    except (TypeError, ValueError, OverflowError):
+        found = []
+    if found == [*given]:
+        return found
+    raise EpisodeError(
+        f"its method 'run' returned {name}={repr(given)[:60]}, not a list of integers.",
+        remedy="Return prompt_ids and response_ids as token ids, and response_mask as a list of 0 and 1.",
+    )
 
 
 def _recognizes(methods: Methods) -> bool:

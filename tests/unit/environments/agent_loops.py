@@ -110,6 +110,20 @@ class ShortMask(TwoTurns):
         return ids, mask[:-1]
 
 
+class Fractions(TwoTurns):
+    """Its mask has weights."""
+
+    def after(self, ids, mask):
+        return ids, [0.5 * one for one in mask]
+
+
+class Text(TwoTurns):
+    """It returns text in place of token ids."""
+
+    def after(self, ids, mask):
+        return "23", [1, 1]
+
+
 class TakesTheFirst(AgentLoopBase):
     """Two replies to the same prompt, of which the first is trained on."""
 

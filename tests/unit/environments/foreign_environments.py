@@ -79,6 +79,13 @@ class Counter:
         raise AssertionError
 
 
+class Chats(Counter):
+    """It returns messages, which TRL does not take."""
+
+    def reset(self, **row):
+        return [{"role": "user", "content": "Go."}]
+
+
 class AsyncCounter(Counter):
     """The same with coroutines."""
 
@@ -135,6 +142,37 @@ class Repeats(Duel):
 
     def close(self):
         return {0: "failed"} if "fail" in self.named.values() else {0: 0.25}, {}
+
+
+class Scores(Duel):
+    """Gives what the setting says as the reward of each seat and as information of it, and prints when it is closed."""
+
+    def __init__(self, reward=1.0, info=None):
+        self.reward, self.info = reward, info
+
+    def step(self, action):
+        if action == "raise":
+            raise ValueError("no such number")
+        return super().step(action)
+
+    def close(self):
+        print("closed")
+        assert len(self.named) == 2, "the game is not done"
+        return dict.fromkeys(self.named, self.reward), dict.fromkeys(self.named, self.info)
+
+
+class Trio(Duel):
+    """Three players, in turns, for six rounds."""
+
+    def reset(self, num_players, seed=None):
+        self.turns, self.player = 0, 0
+
+    def step(self, action):
+        self.turns, self.player = self.turns + 1, (self.player + 1) % 3
+        return self.turns == 18, {}
+
+    def close(self):
+        return {0: 1.0, 1: 0.0, 2: 0.0}, {}
 
 
 class GradesAnswers:

@@ -7,6 +7,7 @@ import logging
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hybridflow.config.environment import EnvironmentSettings
@@ -16,6 +17,7 @@ from hybridflow.environments.loading import load_environment
 from hybridflow.environments.tool_calls import hermes_calls
 from hybridflow.errors import ConfigError
 from tests.unit.environments import foreign_verifiers
+from tests.unit.environments.players import Parrot, conversations
 
 FILE = Path(__file__).with_name("foreign_environments.py")
 SCHEMA = {
@@ -148,6 +150,12 @@ def test_the_reward_of_trl_counts_at_a_limit_too():
     assert text.finished.rewards == [1.0] and text.shown(0) == ["Begin. Count to 0."]
 
 
+def test_a_reset_of_trl_that_returns_messages_is_an_error():
+    ended = Played("Chats", ["done"]).ended
+    assert isinstance(ended, Failed) and "'reset' returned [{'role': 'user', 'content': 'Go.'}]" in ended.reason
+    assert "of type list, not text or None" in ended.reason
+
+
 def test_a_list_of_tools():
     found = Played("TOOLS", [call("add", first=12, second=12), "24"])
     assert found.finished.rewards == [0.0, 0.0] and found.shown(1)[-1] == "24"
@@ -167,6 +175,32 @@ def test_textarena_shows_only_what_is_new_and_refuses_a_reward_that_is_text():
     assert found.shown(1) == ["Guess.", "1", "1 is wrong."]
     failed = Played("Repeats", ["1", "fail"]).ended
     assert isinstance(failed, Failed) and "'failed'" in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("reward", "info", "known"), [(np.float32(0.5), None, {}), (np.int64(2), [1], {}), (1, {"rank": 1}, {"rank": 1})]
+)
+def test_textarena_may_give_numbers_of_numpy_and_no_information(reward, info, known):
+    found = Played("Scores", ["3", "8"], settings={"num_players": 2, "reward": reward, "info": info})
+    assert found.finished == Finished([float(reward)], {"seat": 0, **known})
+
+
+@pytest.mark.parametrize("replies", [["3"], ["3", "raise"], ["3", "8"]])
+def test_a_game_of_textarena_is_closed_once_however_it_ends(capsys, replies):
+    ended = Played("Scores", replies, settings={"num_players": 2}).ended
+    assert capsys.readouterr().out == "closed\n"
+    if "raise" in replies:
+        assert isinstance(ended, Failed) and "ValueError: no such number" in ended.reason
+    else:
+        assert isinstance(ended, Finished) and ended.info.get("over") == (None if len(replies) == 2 else "max_turns")
+
+
+def test_opponents_that_share_a_transcript_do_not_end_a_game_of_three_early():
+    prompts = conversations(["Play."])
+    settings = {"name": f"{FILE}:Trio", "processes": 0, "settings": {"num_players": 3}, "max_turns": 18}
+    found = Parrot("qwen2_5").play(prompts, **settings, max_turn_tokens=9)
+    assert found.row("turns").tolist() == [18.0] and not found.row("truncated").any()
+    assert found.meta["environment/limited/max_response_tokens"] == 0.0
 
 
 def test_verl_tools():

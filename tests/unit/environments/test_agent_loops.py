@@ -88,9 +88,11 @@ def test_the_returned_mask_chooses_what_is_trained(tokenizer, name):
         ("EncodesAgain", "disagree with those that were sampled"),
         ("TrainsObservations", "disagree with those that were sampled"),
         ("ShortMask", "response_mask"),
+        ("Fractions", r"returned response_mask=\[0.5, .*not a list of integers"),
+        ("Text", "returned response_ids='23', not a list of integers"),
     ],
 )
-def test_tokens_that_were_not_sampled_are_an_error(tokenizer, name, found):
+def test_tokens_that_were_not_sampled_and_masks_that_are_none_are_errors(tokenizer, name, found):
     with pytest.raises(EpisodeError, match=found):
         played(tokenizer, name)
     kept = played(tokenizer, name, error_budget=2)

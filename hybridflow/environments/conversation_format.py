@@ -248,6 +248,12 @@ def placeholder(text: str, num_calls: int = 0) -> Message:
     return {"role": "assistant", "content": thought, "tool_calls": [tool_call(REPLY, {}, i) for i in range(num_calls)]}
 
 
-def tool_call(name: str, arguments: Mapping[str, object], index: int) -> dict[str, object]:
-    """A tool call in the form that chat templates expect."""
-    return {"id": call_id(index), "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+def tool_call(
+    name: str, arguments: Mapping[str, object], index: int, sampled_id: str | None = None
+) -> dict[str, object]:
+    """A tool call in the form that chat templates expect; its id is the one that the model sampled, if it did."""
+    return {
+        "id": sampled_id or call_id(index),
+        "type": "function",
+        "function": {"name": name, "arguments": dict(arguments)},
+    }

@@ -328,7 +328,9 @@ class EpisodePlayer:
         calls = [] if is_truncated else found
         message: Message = {"role": "assistant", "content": text}
         if calls and all("error" not in call for call in calls):
-            message["tool_calls"] = [tool_call(call["name"], call["arguments"], i) for i, call in enumerate(calls)]
+            message["tool_calls"] = [
+                tool_call(call["name"], call["arguments"], index, call.get("id")) for index, call in enumerate(calls)
+            ]
         if found and is_truncated:
             running.counts[CUT_CALLS] += 1
             self._log.cut_call(self._max_turn_tokens)

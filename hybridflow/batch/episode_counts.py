@@ -21,7 +21,7 @@ NUMBER = f"{COUNTED}info/"
 """The beginning of the names of the sums of these numbers."""
 
 ENDED = "ended/"
-"""Begins the names of the counts of episodes that have ended with a call, before a name from above."""
+"""Prefix of the names above in the metadata of `PartialRollouts.advance`."""
 
 CUT_CALLS = f"{COUNTED}cut_tool_calls"
 SPECIAL_TOKENS = f"{COUNTED}special_token_replies"

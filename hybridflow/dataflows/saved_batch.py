@@ -18,7 +18,7 @@ SavedState = dict[str, Any]
 def as_state(batch: BatchRef, prompts: Batch) -> SavedState:
     """The columns and companions of a batch as JSON with bytes, by the stages that added them.
 
-    Objects that are columns of the prompts are found again by `uid`; others must be JSON values.
+    Objects that are columns of the prompts are found again by `uid`, if the stage has it; others must be JSON values.
     """
     return {
         "stages": [
@@ -26,7 +26,7 @@ def as_state(batch: BatchRef, prompts: Batch) -> SavedState:
                 "declared": declared,
                 "rows": {name: _packed(column) for name, column in found.row_columns.items()},
                 "tokens": {name: (_packed(c.values), c.lengths.tolist()) for name, c in found.token_columns.items()},
-                "objects": {name: column for name, column in found.objects.items() if name not in prompts},
+                "objects": {n: c for n, c in found.objects.items() if "uid" not in found or n not in prompts},
                 "meta": dict(found.meta),
             }
             for declared, found in batch.stages()

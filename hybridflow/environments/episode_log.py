@@ -4,7 +4,8 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 
-from hybridflow.batch.episode_counts import CUT_CALLS, LIMITED
+from hybridflow.batch.episode_counts import CUT_CALLS
+from hybridflow.batch.row_names import RowName
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.conversation_format import Continuation, TemplateCheck
 from hybridflow.errors import EpisodeError
@@ -56,15 +57,15 @@ class EpisodeLog:
                 when,
             )
 
-    def retry(self, row: int, reason: str) -> None:
+    def retry(self, name: RowName, reason: str) -> None:
         """An episode starts again."""
-        logger.warning("%s row=%d starts again: %s", self._config.chosen, row, reason)
+        logger.warning("%s uid=%d sample_index=%d starts again: %s", self._config.chosen, *name, reason)
 
-    def failure(self, row: int, turns: int, reason: str) -> None:
+    def failure(self, name: RowName, turns: int, reason: str) -> None:
         """An episode has failed. Raises `EpisodeError` if more have than `environment.error_budget` allows."""
         self._num_failures += 1
         failures, budget = self._num_failures, self._config.error_budget
-        where = f"row {row} of the batch, replies so far: {turns}"
+        where = f"uid={name[0]} sample_index={name[1]}, replies so far: {turns}"
         if failures > budget:
             raise EpisodeError(
                 f"{self._config.chosen} failed ({where}): {reason} Failed episodes of this rank so far: {failures};"
@@ -74,9 +75,9 @@ class EpisodeLog:
         words = "environment failures=%d environment.error_budget=%d (%s): %s"
         logger.warning(words, failures, budget, where, reason)
 
-    def limits(self, counts: Mapping[str, int], num_ended: int) -> None:
+    def limits(self, limited: Mapping[str | None, int], num_ended: int) -> None:
         """Warns of each limit that most episodes have reached."""
-        self._limited.update({limit: counts.get(f"{LIMITED}{limit}", 0) for limit in LIMITS})
+        self._limited.update({limit: limited.get(limit, 0) for limit in LIMITS})
         self._num_ended += num_ended
         if self._num_ended < _ENOUGH:
             return

@@ -1,7 +1,8 @@
 """Episodes that run over several calls and updates of the weights, as rows of a rollout engine do."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -61,59 +62,66 @@ class EpisodeStream:
         return self._sampler.num_steps
 
     def submit(self, rows: Batch) -> None:
-        """Adds episodes; the rows of a prompt together."""
+        """Adds episodes; the rows of a prompt must be adjacent."""
         uids, sizes = rows.row("uid").unique_consecutive(return_counts=True)
-        for uid, group in zip(uids.tolist(), rows.split(sizes.tolist()), strict=True):
-            self._groups[uid] = group, self._player.add(self._running, group)
+        with self._dropping():
+            for uid, group in zip(uids.tolist(), rows.split(sizes.tolist()), strict=True):
+                self._groups[uid] = group, self._player.add(self._running, group)
 
     def poll(self, *, max_tokens: int) -> Batch:
         """Samples one token per reply and step, until the rows of a prompt have finished, or for `max_tokens` steps.
 
-        Also returns if there is nothing to sample for a moment. Returns `uid`, `sample_index` and the columns of
-        `EpisodePlayer.play`; the batch is empty if no prompt's rows have finished.
+        Also returns if there is nothing to sample for a moment. Environments in this process have then answered all
+        replies, so that the state depends on the number of steps alone. Returns `uid`, `sample_index` and the columns
+        of `EpisodePlayer.play`; the batch is empty if no prompt's rows have finished.
         """
         self._player.excuse(time.monotonic() - self._left)
-        end = self._sampler.num_steps + max_tokens
-        try:
-            while self._running.are_left and not (finished := self._finished()):
-                before = self._sampler.num_steps
-                self._player.advance(self._running, self._sampler, seconds=WAIT_SECONDS)
-                if not before < self._sampler.num_steps < end:
-                    break
-            finished = self._finished()
+        end, running = self._sampler.num_steps + max_tokens, self._running
+        with self._dropping():
+            self._player.deliver(running, seconds=WAIT_SECONDS)
+            while not (finished := self._finished()) and running.can_sample and self._sampler.num_steps < end:
+                self._player.sample(running, self._sampler)
+                self._player.deliver(running)
             parts = [self._none, *(self._returned(uid) for uid in finished)]
-            found = Batch.concat(parts)
-            counts = summed_counts(part.meta for part in parts)
-            return Batch(found.by_name, found.meta | counts, size=len(found))
-        except BaseException:
-            self.drop()
-            raise
-        finally:
-            self._left = time.monotonic()
+        if finished:
+            self._player.clear_caches()
+        self._left = time.monotonic()
+        found, counts = Batch.concat(parts), summed_counts(part.meta for part in parts)
+        return Batch(found.by_name, found.meta | counts, size=len(found))
 
     def withdraw(self, rows: Batch | None = None) -> Batch:
-        """Gives some episodes no further reply, and lets them end at the limit `deadline`; without `rows`, drops all.
+        """The episodes of `rows` get no further reply and end at the limit `deadline`. Without `rows`, drops all.
 
         A reply that is being sampled ends with the tokens that it has, as at `environment.max_turn_tokens`. Returns no
-        rows: those that are withdrawn are returned by `poll` when their environments have ended.
+        rows: `poll` returns those that are withdrawn when their environments have ended.
         """
         if rows is None:
             self.drop()
         else:
-            names = {*row_names(rows)}
-            self._player.end_early(self._running, self._sampler, names)
+            with self._dropping():
+                self._player.end_early(self._running, self._sampler, {*row_names(rows)})
         return self._none
 
     def settle(self) -> None:
         """Samples the replies that have begun to their ends, so that the engine is free for other rows."""
-        while self._running.sampling:
-            self._player.take(self._running, self._sampler.poll())
+        with self._dropping():
+            while self._running.sampling:
+                self._player.take(self._running, self._sampler.poll())
 
     def drop(self) -> None:
         """Ends all episodes without a result."""
-        self._player.abandon(self._sampler)
         self._running = self._player.begin(self._seed)
         self._groups.clear()
+        self._player.abandon(self._sampler)
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """Drops all episodes if the block is left by an error or an interruption."""
+        try:
+            yield
+        except BaseException:
+            self.drop()
+            raise
 
     def close(self) -> None:
         """Ends the processes of the environment."""
@@ -127,7 +135,6 @@ class EpisodeStream:
         return [uid for uid, (_, places) in self._groups.items() if all(place in results for place in places)]
 
     def _returned(self, uid: int) -> Batch:
-        self._player.clear_caches()
         rows, places = self._groups.pop(uid)
         return self._columns(rows, [self._running.results.pop(place) for place in places])
 

@@ -1,5 +1,6 @@
 """Plays episodes: replies go to environments, and their answers to the rollout engine, while other episodes run."""
 
+from collections import Counter, deque
 from collections.abc import Container, Sequence
 from itertools import count
 from math import inf
@@ -9,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.episode_counts import CUT_CALLS, DEADLINE, LIMITED, SPECIAL_TOKENS
+from hybridflow.batch.episode_counts import COUNTED, CUT_CALLS, DEADLINE, LIMITED, SPECIAL_TOKENS
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.versions import token_versions
 from hybridflow.batch.wire import Meta
@@ -121,16 +122,20 @@ class EpisodePlayer:
 
     def abandon(self, sampler: ReplySampler) -> None:
         """Ends all episodes without a result."""
-        self._stage.abandon()
-        sampler.withdraw()
+        try:
+            self._stage.abandon()
+        finally:
+            sampler.withdraw()
 
     def end_early(self, running: RunningEpisodes, sampler: ReplySampler, names: Container[RowName]) -> None:
         """Gives episodes no further reply; one that is being sampled ends with the tokens that it has."""
-        for episode in [each for each in running.waiting if each.name in names]:
-            running.finish_early(episode)
-        chosen = [number for number, episode in running.episodes.items() if episode.name in names]
+        for episode in running.waiting:
+            if episode.name in names:
+                running.finish_early(episode)
+        running.waiting = deque(episode for episode in running.waiting if episode.name not in names)
+        chosen = {number for number, episode in running.episodes.items() if episode.name in names}
         for number in chosen:
-            running.episodes[number].limit = running.episodes[number].limit or DEADLINE
+            running.episodes[number].is_withdrawn = True
         asked = [number for number in running.asking if number in chosen]
         running.asking = [number for number in running.asking if number not in chosen]
         sampled = [name for name, number in running.sampling.items() if number in chosen]
@@ -140,7 +145,8 @@ class EpisodePlayer:
             has_tokens = found.tokens("response_ids").lengths > 0
             asked += [running.sampling.pop(name) for name in row_names(found.select(~has_tokens))]
             self.take(running, found.select(has_tokens))
-        running.requests |= {number: Over(DEADLINE) for number in asked}
+        for number in asked:
+            self._end(running, number, DEADLINE)
 
     def excuse(self, seconds: float) -> None:
         """Gives environments more time: `advance` has not been called for so long."""
@@ -161,22 +167,42 @@ class EpisodePlayer:
     ) -> Batch:
         """See `episode_columns`; the metadata counts what happened since the last call."""
         found = running.drain_counts()
-        self._log.limits(found, len(results))
+        limited = Counter(result.limit for result in results if result.ended is not None)
+        self._log.limits(limited, len(results))
+        found[f"{COUNTED}failures"] += sum(result.ended is None for result in results)
         limits = LIMITS if running.start_together else [*LIMITS, DEADLINE]
-        counts: Meta = dict.fromkeys((f"{LIMITED}{limit}" for limit in limits), 0.0)
+        counts: Meta = {f"{LIMITED}{limit}": float(limited[limit]) for limit in limits}
         counts |= {name: float(count) for name, count in found.items() if count}
         discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
         return episode_columns(prompts, results, running.meta | counts, discount=discount, version=running.version)
 
-    def advance(self, running: RunningEpisodes, sampler: ReplySampler, *, seconds: float = inf) -> None:
-        """Sends what is due, and samples one token per row; if there is no row, waits up to `seconds` for an event."""
-        while running.waiting and (self._stage.places is None or len(running.episodes) < self._stage.places):
-            running.start()
-        self._stage.send(running.take_requests())
-        must_wait = not running.sampling and (not running.asking or self._must_gather(running))
-        events = self._stage.receive(seconds=seconds if must_wait else 0.0)
-        for number in sorted(events):
-            self._handle(running, number, events[number])
+    def advance(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
+        """Lets environments act, and samples one token per reply; waits for an environment if there is no reply."""
+        self.deliver(running, seconds=inf)
+        self.sample(running, sampler)
+
+    def deliver(self, running: RunningEpisodes, *, seconds: float = 0.0) -> None:
+        """Starts episodes, and exchanges requests and events with environments until nothing is due.
+
+        Waits up to `seconds` for an event if there is nothing to sample.
+        """
+        is_due = True
+        while is_due:
+            while self._may_start(running):
+                running.start()
+            self._stage.send(running.take_requests())
+            must_wait = running.are_acting and (not running.can_sample or self._must_gather(running))
+            events = self._stage.receive(seconds=seconds if must_wait else 0.0)
+            for number in sorted(events):
+                self._handle(running, number, events[number])
+            is_due = bool(running.requests) or self._may_start(running)
+
+    def _may_start(self, running: RunningEpisodes) -> bool:
+        """Whether an episode waits, and there is a place for it."""
+        return bool(running.waiting) and (self._stage.places is None or len(running.episodes) < self._stage.places)
+
+    def sample(self, running: RunningEpisodes, sampler: ReplySampler) -> None:
+        """Samples one token per reply, also of the questions that wait."""
         if running.asking and not self._must_gather(running):
             self._submit(running, sampler)
         if running.sampling:
@@ -205,10 +231,10 @@ class EpisodePlayer:
             episode.ask = event
             self._listen(running, number, episode, event)
         elif isinstance(event, Failed) and event.is_infrastructure and episode.may_start_again(self._config.retries):
-            self._log.retry(episode.row, event.reason)
+            self._log.retry(episode.name, event.reason)
             running.retry(number)
         elif isinstance(event, Failed):
-            self._log.failure(episode.row, episode.turns, event.reason)
+            self._log.failure(episode.name, episode.turns, event.reason)
             running.finish(number, None)
         else:
             self._log.stderr(event.stderr)
@@ -222,7 +248,7 @@ class EpisodePlayer:
             episode.transcripts[True].select(**ended.tokens)
             self._check_prompt(episode.transcripts[True])
         except EpisodeError as error:
-            self._log.failure(episode.row, episode.turns, f"{error.message} {error.remedy}")
+            self._log.failure(episode.name, episode.turns, f"{error.message} {error.remedy}")
             return None
         return ended
 
@@ -231,15 +257,22 @@ class EpisodePlayer:
         if episode.turns >= self._config.max_turns:
             episode.limit = episode.limit or "max_turns"
         try:
-            if episode.limit is None:
+            if episode.limit is None and not episode.is_withdrawn:
                 self._show(episode, ask)
         except (DataError, EpisodeError) as error:
             running.requests[number] = Refused(error.message, error.remedy)
             return
-        if episode.limit is None:
-            running.asking.append(number)
+        if episode.limit is not None or episode.is_withdrawn:
+            self._end(running, number, episode.limit or DEADLINE)
         else:
-            running.requests[number] = Over(episode.limit)
+            running.asking.append(number)
+
+    def _end(self, running: RunningEpisodes, number: int, limit: str) -> None:
+        """An episode that waits for a reply gets none, because of a limit."""
+        episode = running.episodes[number]
+        episode.limit = limit
+        episode.is_truncated |= limit == DEADLINE
+        running.requests[number] = Over(limit)
 
     def _show(self, episode: Episode, ask: Ask) -> None:
         """Extends the transcript by what the episode asks; notes if it then leaves no room for a reply."""

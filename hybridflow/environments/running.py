@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from hybridflow.batch import Batch
-from hybridflow.batch.episode_counts import COUNTED, DEADLINE, LIMITED
+from hybridflow.batch.episode_counts import COUNTED, DEADLINE
 from hybridflow.batch.row_names import RowName, row_names
 from hybridflow.batch.wire import Meta
 from hybridflow.environments.interface import Ask, Finished, Request, Start
@@ -37,6 +37,9 @@ class Episode:
     limit: str | None = None
     """The limit that it has reached: it gets no further reply."""
 
+    is_withdrawn: bool = False
+    """Whether it gets no further reply: the deadline of its group has passed."""
+
     has_trained_reply: bool = True
     """Whether the last reply was one to train on."""
 
@@ -48,7 +51,7 @@ class Episode:
 
     def may_start_again(self, retries: int) -> bool:
         """Whether it starts again if its environment fails."""
-        return self.attempt < retries and self.limit != DEADLINE
+        return self.attempt < retries and not self.is_withdrawn
 
     def forget_reply(self) -> None:
         """Removes the last reply, which the episode has not received, and the question for it."""
@@ -103,6 +106,16 @@ class RunningEpisodes:
         return places
 
     @property
+    def can_sample(self) -> bool:
+        """Whether a reply is being sampled, or a question waits for one."""
+        return bool(self.sampling or self.asking)
+
+    @property
+    def are_acting(self) -> bool:
+        """Whether the environment of an episode acts."""
+        return len(self.episodes) > len(self.sampling) + len(self.asking) + len(self.requests)
+
+    @property
     def are_left(self) -> bool:
         """Whether an episode has not ended."""
         return bool(self.waiting or self.episodes)
@@ -120,9 +133,7 @@ class RunningEpisodes:
         return taken
 
     def finish_early(self, episode: Episode) -> None:
-        """Records the result of an episode that was withdrawn before it started."""
-        self.waiting.remove(episode)
-        self.counts[f"{LIMITED}{DEADLINE}"] += 1
+        """Records the result of an episode that is withdrawn before it starts."""
         self.results[episode.place] = EpisodeResult(None, Finished([]), 0, is_truncated=True, limit=DEADLINE)
 
     def drain_counts(self) -> Counter[str]:
@@ -145,9 +156,6 @@ class RunningEpisodes:
     def finish(self, number: int, ended: Finished | None) -> None:
         """Records the result of an episode; None for one that failed."""
         episode = self.episodes.pop(number)
-        self.counts[f"{COUNTED}failures"] += ended is None
-        if ended is not None and episode.limit is not None:
-            self.counts[f"{LIMITED}{episode.limit}"] += 1
         transcript = episode.transcripts.get(True)
         self.results[episode.place] = EpisodeResult(
             transcript, ended, episode.turns, episode.is_truncated, episode.limit

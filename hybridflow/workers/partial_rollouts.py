@@ -1,5 +1,6 @@
 """Rows that one replica of a rollout generates over several calls, with whatever weights it has meanwhile."""
 
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Protocol, Required, TypedDict
@@ -18,6 +19,9 @@ from hybridflow.workers.incoming_weights import IncomingWeights
 CHECK_EVERY_TOKENS = 4
 """How often a replica that yields checks for a waiting call; the ranks of a tensor- or pipeline-parallel replica decide
 together."""
+
+IDLE_SECONDS = 1.0
+"""How long a call waits for environments if there is nothing to sample: other replicas wait for it too."""
 
 _AXES = ("pipeline", "tensor")
 
@@ -45,7 +49,7 @@ class RowStream(Protocol):
         ...
 
     def submit(self, rows: Batch) -> None:
-        """Adds rows, those of a prompt together."""
+        """Adds rows; those of a prompt are adjacent."""
         ...
 
     def poll(self, *, max_tokens: int) -> Batch:
@@ -98,7 +102,7 @@ class PartialRollouts:
         or of each (None: until no row runs). `withdrawn` are (uid, sample_index) of rows that end now, with the tokens
         that they have, or, if they are episodes, when their environments have ended; with None, all rows are dropped.
         With `yields`, it returns when its process has been sent another call. While weights are arriving it continues:
-        that call would only wait for them.
+        that call would only wait for them. Without, it returns if all episodes wait for their environments for a while.
 
         Columns: `uid`, `sample_index` and those of `generate`; metadata: `DECODE_STEPS` and the replica, and the counts
         of episodes (`ENDED`).
@@ -109,6 +113,7 @@ class PartialRollouts:
         with nullcontext() if is_divided else self._context.interruptible():
             parts = [self._withdrawn(withdrawn)]
             self._submit(prompts, replicas)
+            steps, stepped = self._rows.num_steps, time.monotonic()
             limit = max_tokens[self._replica] if isinstance(max_tokens, Sequence) else max_tokens
             while self._rows.num_running and not (yields and self._must_yield()):
                 left = CHECK_EVERY_TOKENS
@@ -116,7 +121,12 @@ class PartialRollouts:
                     left = min(left, limit - (self._rows.num_steps - before))
                     if left <= 0:
                         break
-                parts.append(self._rows.poll(max_tokens=left))
+                if len(found := self._rows.poll(max_tokens=left)):
+                    parts.append(found)
+                if self._rows.num_steps > steps:
+                    steps, stepped = self._rows.num_steps, time.monotonic()
+                elif not yields and time.monotonic() - stepped > IDLE_SECONDS:
+                    break
         found = Batch.concat(parts)
         self._running.difference_update(row_names(found))
         steps = {f"{DECODE_STEPS}{self._replica}": self._rows.num_steps - before}
@@ -142,6 +152,7 @@ class PartialRollouts:
             return
         self._running.update(row_names(rows))
         has_places = self._rows.num_running + len(rows) <= self._max_sequences
+        rows = rows.select(rows.row("uid").argsort(stable=True))
         _, sizes = rows.row("uid").unique_consecutive(return_counts=True)
         for part in [rows] if has_places else rows.split(sizes.tolist()):
             self._rows.submit(part)

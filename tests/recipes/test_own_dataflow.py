@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -125,15 +126,22 @@ def test_it_gives_the_same_bits_on_ray_with_a_judge_elsewhere(teach, ray_backend
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "how_to" / "own_dataflow.md"
+FILTERED = """
+from hybridflow.controller import BatchRef
+from hybridflow.dataflows.grpo import GRPO
+
+class Filtered(GRPO):
+"""
 BRIEF = "trainer={total_steps: 2, save_every: 0, eval_every: 0, samples_every: 0}"
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    """A folder with the code of the page on one's own algorithm: mine.py and halves.py."""
-    advantage, loss, dataflow = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    """A folder with the code of the page on one's own algorithm: mine.py, halves.py and filtered.py."""
+    advantage, loss, dataflow, method = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "mine.py").write_text(advantage + "\n\n" + loss)
     (tmp_path / "halves.py").write_text(dataflow)
+    (tmp_path / "filtered.py").write_text(f"{FILTERED}{indent(method, '    ')}")
     return tmp_path
 
 
@@ -143,8 +151,10 @@ def page(tmp_path: Path) -> Path:
         "algorithm=grpo algorithm.advantage={}/mine.py:better_than_the_median algorithm.advantage_settings.temper=0.5"
         " algorithm.policy_loss={}/mine.py:plain_gradient algorithm.loss_settings.bonus=0.01",
         "algorithm.advantage=grpo dataflow={}/halves.py:BetterHalf dataflow_settings.fraction=0.25",
+        "algorithm.advantage=grpo dataflow={}/filtered.py:Filtered asynchrony.partial_rollouts=true"
+        " asynchrony.max_staleness=1",
     ],
-    ids=["advantage and loss", "dataflow"],
+    ids=["advantage and loss", "dataflow", "filter"],
 )
 def test_the_code_of_the_documents_learns(page: Path, own: str):
     rows = rows_of_run(page / "run", [*small_run(page), BRIEF, *own.replace("{}", str(page)).split()])

@@ -146,7 +146,12 @@ class RolloutShell(ABC):
         requests = [self._submitted[name] for name in dict.fromkeys(names)]
         self._stop(requests)
         chosen = {request.number for request in requests}
-        return self._returned(self._taken(lambda request: request.number in chosen))
+        found = self._returned(self._taken(lambda request: request.number in chosen))
+        if rows is None:  # also those that an error or an interruption has lost
+            for request in self._submitted.values():
+                self._unfinished.pop(request.number, None)
+            self._submitted.clear()
+        return found
 
     def weight_slots(self) -> Mapping[str, WeightShard]:
         return self._slots

@@ -182,6 +182,9 @@ class ForkServer:
             return self._control.recv()
         except (EOFError, OSError):
             raise self._died() from None
+        except BaseException:  # an interruption: the next request would read this one's reply
+            self.close()
+            raise
 
     def _died(self) -> HybridflowError:
         assert self._process is not None, "the fork server was not started"

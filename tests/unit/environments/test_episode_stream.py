@@ -184,3 +184,75 @@ def test_time_between_two_calls_does_not_count_against_the_limits(tokenizer):
         stream.poll(max_tokens=1)  # its step has begun
         time.sleep(0.7)
         assert finished(stream).object("episode_return") == [1.0]
+
+
+class Lost:
+    """Loses its connection when it is told that it gets no further reply."""
+
+    def reset(self, row):
+        return None
+
+    def step(self, action):
+        return "on", 1.0, False, {}
+
+    def over(self):
+        raise ConnectionResetError("gone")
+
+
+def test_a_withdrawn_episode_does_not_start_again(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS[:1])
+    settings = {"processes": 0, "max_turns": 9, "retries": 3, "error_budget": 1}
+    with Player(tokenizer, f"{__file__}:Lost", **settings, **SETTINGS) as player:
+        stream = streamed(player)
+        stream.submit(prompts)
+        stream.poll(max_tokens=4)
+        stream.withdraw(prompts)
+        found = stream.poll(max_tokens=1)
+    assert found.row("failed").tolist() == [True] and "environment/retries" not in found.meta
+    assert found.meta["environment/failures"] == 1.0 and found.meta["environment/limited/deadline"] == 0.0
+
+
+@pytest.mark.parametrize("name", ["Echo", "insists"])
+def test_what_is_returned_depends_on_the_steps_alone(tokenizer, name):
+    """Not on how many calls take them, so that a replay that repeats the numbers of steps gets the same rows."""
+    prompts = prompts_of(tokenizer, TEXTS, samples=2)
+    with Player(tokenizer, name, processes=0, **SETTINGS) as player:
+        stream, calls = streamed(player), []
+        stream.submit(prompts)
+        while stream.num_running:
+            before = stream.num_steps
+            calls.append((row_names(stream.poll(max_tokens=4)), stream.num_steps - before))
+        stream.submit(prompts)
+        for names, steps in calls:
+            assert steps and row_names(stream.poll(max_tokens=steps)) == names
+
+
+def test_limits_are_counted_with_the_rows_that_are_returned(tokenizer):
+    prompts = prompts_of(tokenizer, TEXTS, samples=2)
+    with Player(tokenizer, "Echo", processes=0, max_turns=1, **SETTINGS) as player:
+        stream = streamed(player)
+        stream.submit(prompts)
+        while stream.num_running:
+            part = stream.poll(max_tokens=1)
+            assert part.meta.get("environment/limited/max_turns", 0.0) == len(part)
+
+
+@pytest.mark.parametrize("method", ["settle", "poll"])
+def test_an_interruption_drops_all_episodes(tokenizer, monkeypatch, method):
+    prompts = prompts_of(tokenizer, TEXTS)
+    with Player(tokenizer, "Echo", processes=0, **SETTINGS) as player:
+        stream = streamed(player)
+        stream.submit(prompts)
+        stream.poll(max_tokens=2)
+        with monkeypatch.context() as patched:
+            patched.setattr(player.player, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                stream.settle() if method == "settle" else finished(stream)
+        assert (stream.num_running, player.engine.num_running) == (0, 0)
+        stream.settle()
+        stream.submit(prompts)
+        assert finished(stream).object("episode_return") == [6.0] * 4
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt

@@ -305,7 +305,7 @@ def test_an_episode_whose_process_fails_starts_again_and_ends_as_it_would_have(
     with Player(tokenizer, "Echo", processes=0, max_turn_tokens=6) as player:
         expected = player.play(prompts)
     assert ids_of(found) == ids_of(expected) and found.object("episode_return") == [6.0] * 4
-    assert caplog.text.count(reason) == 2 and "row=1 starts again" in caplog.text
+    assert caplog.text.count(reason) == 2 and "uid=6 sample_index=0 starts again" in caplog.text
 
 
 def test_processes_that_die_while_they_are_idle_are_replaced_without_a_retry(tokenizer):

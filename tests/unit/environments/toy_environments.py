@@ -47,8 +47,6 @@ class Echo:
 
 
 class GivesUp(Echo):
-    """Has a reward for an early end."""
-
     def over(self):
         return 100.0
 

@@ -111,13 +111,12 @@ class TransformersEngine(RolloutShell):
                 num_finished += decoding.check()
         self._drop_empty()
         while self._waiting and self._has_places(self._waiting[0]):
-            new = Decoding(
-                self._model,
-                self._next_requests(),
-                eos_token_ids=self._eos_token_ids,
-                memory=self._memory,
-                tokenizer=self._tokenizer,
-            )
+            requests = self._next_requests()
+            try:
+                new = self._decoding(requests)
+            except BaseException:  # such as an interruption while their prompts are read
+                self._waiting.insert(0, _Waiting(requests, needs_all_places=False))
+                raise
             num_finished += new.check()
             others = [each for each in self._decodings if each.sampling == new.sampling]
             if others and new.num_unfinished:
@@ -129,6 +128,15 @@ class TransformersEngine(RolloutShell):
                 self._decodings.append(new)
             self._drop_empty()
         return num_finished
+
+    def _decoding(self, requests: Sequence[Request]) -> Decoding:
+        return Decoding(
+            self._model,
+            requests,
+            eos_token_ids=self._eos_token_ids,
+            memory=self._memory,
+            tokenizer=self._tokenizer,
+        )
 
     def _next_requests(self) -> list[Request]:
         """Takes the first requests that wait and those after them that have places: prompts are read together."""

@@ -140,7 +140,7 @@ class VllmEngine(RolloutShell):
     def _removed(self, requests: Sequence[Request]) -> Responses:
         sampled = sampled_so_far(self._llm)
         self._llm.llm_engine.abort_request([str(request.number) for request in requests])
-        found = [sampled[request.number] for request in requests]
+        found = [sampled.get(request.number, ([], [])) for request in requests]
         return Responses(
             requests,
             Ragged.from_rows([tokens for tokens, _ in found], torch.int64),

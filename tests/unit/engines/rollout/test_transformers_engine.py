@@ -6,6 +6,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from hybridflow.config.rollout import Sampling
+from hybridflow.engines.rollout.transformers import decode
 from hybridflow.engines.rollout.transformers import engine as engine_module
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.engines.rollout.transformers.fixed import FixedMemory
@@ -128,3 +129,23 @@ def test_a_model_whose_logits_are_not_finite_is_refused_in_words(weight, samplin
         model.get_output_embeddings().weight[3, 0] = weight
     with pytest.raises(EngineError, match="logits are NaN or infinite in .* responses"):
         engine_of(model).generate(prompt_rows(), sampling, max_response_tokens=4, seed=0)
+
+
+@pytest.mark.parametrize("withdraws", [False, True])
+def test_rows_whose_prompts_were_being_read_at_an_interruption_are_kept_or_withdrawn(monkeypatch, withdraws):
+    expected = engine_of(toy_model("llama")).generate(prompt_rows(), GREEDY, max_response_tokens=8, seed=0)
+    engine = engine_of(toy_model("llama"))
+    engine.submit(prompt_rows(), GREEDY, max_response_tokens=8, seed=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(decode, "read_prompts", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.poll()
+    if withdraws:
+        assert len(engine.withdraw()) == len(prompt_rows()) and engine.num_running == 0
+        engine.submit(prompt_rows(), GREEDY, max_response_tokens=8, seed=0)
+    assert engine.num_running == len(prompt_rows())
+    assert responses(engine.poll()) == responses(expected)
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt

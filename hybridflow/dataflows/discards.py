@@ -100,5 +100,6 @@ class Discards:
         return (
             deadline,
             "had a response without a token at the deadline",
-            "raise asynchrony.deadline_tokens, or rollout.max_sequences so that responses wait less for a place",
+            "raise asynchrony.deadline_tokens, or rollout.max_sequences (with an environment, environment.processes too)"
+            " so that responses wait less for a place",
         )

@@ -31,6 +31,9 @@ class EpisodeLog:
     def __init__(self, config: EnvironmentSettings, max_response_tokens: int) -> None:
         self._config = config
         self._max_response_tokens = max_response_tokens
+        self.has_template = False
+        """Whether the log says how the chat template continues conversations."""
+
         self._logged: set[str] = set()
         self._num_failures = 0
         self._limited: Counter[str] = Counter()
@@ -38,9 +41,7 @@ class EpisodeLog:
 
     def template(self, found: TemplateCheck) -> None:
         """How the chat template continues conversations."""
-        if "template" in self._logged:
-            return
-        self._logged.add("template")
+        self.has_template = True
         logger.info("%s continuation=%s %s", self._config.chosen, found.continuation.value, found.detail)
         when = (
             "drops <think>...</think> from earlier replies, so what follows such a reply"

@@ -88,7 +88,6 @@ class EpisodePlayer:
         }
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
         self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
-        self._has_checked = False
         self._log = log or EpisodeLog(config, max_response_tokens)
         self._numbers = count()
 
@@ -219,8 +218,7 @@ class EpisodePlayer:
 
     def _check_template(self, prompts: Batch) -> None:
         """Says before the first conversation how the chat template continues it."""
-        if not self._has_checked and any(isinstance(prompt, list) for prompt in prompts.object("prompt")):
-            self._has_checked = True
+        if not self._log.has_template and any(isinstance(prompt, list) for prompt in prompts.object("prompt")):
             self._log.template(self._formats[True].check())
 
     def _handle(self, running: RunningEpisodes, number: int, event: Event) -> None:

@@ -93,9 +93,7 @@ class ResponseGenerator:
             # Whole batches have a player of their own, because the stream's episodes keep their places meanwhile.
             log = EpisodeLog(setup.environment, setup.max_response_tokens)
             self._player, player = (self._new_player(turns, ends, log) for _ in range(2))
-            rows = self._stream = EpisodeStream(
-                player, rows, seed=setup.seed
-            )  # its episodes hold the places of its player
+            rows = self._stream = EpisodeStream(player, rows, seed=setup.seed)
         self.partial = PartialRollouts(context, rows, max_sequences=setup.rollout.max_sequences)
         if context.rank == 0 and sampling.is_restricted:
             logger.warning(

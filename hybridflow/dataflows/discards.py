@@ -100,6 +100,6 @@ class Discards:
         return (
             deadline,
             "had a response without a token at the deadline",
-            "raise asynchrony.deadline_tokens, or rollout.max_sequences (with an environment, environment.processes too)"
+            "raise asynchrony.deadline_tokens, or rollout.max_sequences (and environment.processes, if there is one)"
             " so that responses wait less for a place",
         )

@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from hybridflow.batch.wire import Meta
 
 COUNTED = "environment/"
-"""The beginning of all these names."""
+"""Prefix of all these names."""
 
 LIMITED = f"{COUNTED}limited/"
-"""The beginning of the names of episodes that ended at a limit, which follows."""
+"""Prefix of the numbers of episodes that ended at a limit; the name of the limit follows."""
 
 DEADLINE = "deadline"
 """The limit of an episode that is withdrawn."""
 
 WITH_NUMBER = f"{COUNTED}episodes_with/"
-"""The beginning of the names of episodes whose environment gave a number; the name of the number follows."""
+"""Prefix of the numbers of episodes whose environment gave a number; the name of that number follows."""
 
 NUMBER = f"{COUNTED}info/"
-"""The beginning of the names of the sums of these numbers."""
+"""Prefix of the sums of these numbers."""
 
 ENDED = "ended/"
 """Prefix of the names above in the metadata of `PartialRollouts.advance`."""

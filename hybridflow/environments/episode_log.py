@@ -114,12 +114,11 @@ class EpisodeLog:
 
     def stderr(self, text: str) -> None:
         """The standard error of a finished episode's program."""
-        if text and "stderr" not in self._logged:
-            self._logged.add("stderr")
-            words = "%s: the program of an episode wrote to its standard error (stderr in samples.jsonl): %s"
-            logger.info(words, self._config.chosen, text[-_SHOWN_CHARACTERS:])
+        if text:
+            words = "the program of an episode wrote to its standard error (stderr in samples.jsonl): %s"
+            self._once("stderr", words, text[-_SHOWN_CHARACTERS:], level=logging.INFO)
 
-    def _once(self, key: str, words: str, *values: object) -> None:
+    def _once(self, key: str, words: str, *values: object, level: int = logging.WARNING) -> None:
         if key not in self._logged:
             self._logged.add(key)
-            logger.warning(f"%s: {words}", self._config.chosen, *values)
+            logger.log(level, f"%s: {words}", self._config.chosen, *values)

@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.batch.episode_counts import summed_counts
 from hybridflow.batch.row_names import row_names
 from hybridflow.environments.play import EpisodePlayer, ReplySampler
 from hybridflow.environments.rows import EpisodeResult
@@ -82,12 +81,9 @@ class EpisodeStream:
             while not (finished := self._finished()) and running.can_sample and self._sampler.num_steps < end:
                 self._player.sample(running, self._sampler)
                 self._player.deliver(running)
-            parts = [self._none, *(self._returned(uid) for uid in finished)]
-        if finished:
-            self._player.clear_caches()
+            found = self._returned(finished) if finished else self._none
         self._left = time.monotonic()
-        found, counts = Batch.concat(parts), summed_counts(part.meta for part in parts)
-        return Batch(found.by_name, found.meta | counts, size=len(found))
+        return found
 
     def withdraw(self, rows: Batch | None = None) -> Batch:
         """The episodes of `rows` get no further reply and end at the limit `deadline`. Without `rows`, drops all.
@@ -114,6 +110,10 @@ class EpisodeStream:
         self._groups.clear()
         self._player.abandon(self._sampler)
 
+    def close(self) -> None:
+        """Ends the processes of the environment."""
+        self._player.close()
+
     @contextmanager
     def _dropping(self) -> Iterator[None]:
         """Drops all episodes if the block is left by an error or an interruption."""
@@ -123,10 +123,6 @@ class EpisodeStream:
             self.drop()
             raise
 
-    def close(self) -> None:
-        """Ends the processes of the environment."""
-        self._player.close()
-
     def _finished(self) -> list[int]:
         """The prompts whose rows have all finished; without any reply so far, they wait for others."""
         if self._running.version is None and self._running.are_left:
@@ -134,9 +130,12 @@ class EpisodeStream:
         results = self._running.results
         return [uid for uid, (_, places) in self._groups.items() if all(place in results for place in places)]
 
-    def _returned(self, uid: int) -> Batch:
-        rows, places = self._groups.pop(uid)
-        return self._columns(rows, [self._running.results.pop(place) for place in places])
+    def _returned(self, uids: Sequence[int]) -> Batch:
+        """The rows of prompts, which are forgotten."""
+        groups = [self._groups.pop(uid) for uid in uids]
+        results = [self._running.results.pop(place) for _, places in groups for place in places]
+        self._player.clear_caches()
+        return self._columns(Batch.concat([rows for rows, _ in groups]), results)
 
     def _columns(self, rows: Batch, results: Sequence[EpisodeResult]) -> Batch:
         return rows.only(["uid", "sample_index"]).join(self._player.columns(self._running, rows, results))

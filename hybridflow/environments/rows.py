@@ -161,7 +161,7 @@ def _version_runs(
     rows: Sequence[TranscriptRow], results: Sequence[EpisodeResult], version: int | None
 ) -> list[list[tuple[int, int]]]:
     """The column `version_runs`; tokens that the model did not sample belong to the run before them."""
-    runs = [version_runs(row) for row in rows]
+    runs = [_runs_of(row) for row in rows]
     if version is None and not all(runs):
         failed = sum(result.ended is None for result in results)
         raise EpisodeError(
@@ -170,10 +170,11 @@ def _version_runs(
             remedy="The log has the reason of each failure. An episode that does not fail must ask the model at least"
             " once before it ends.",
         )
-    return [own or [(version or 0, 0)] for own in runs]
+    others = [] if version is None else [(version, 0)]
+    return [own or others for own in runs]
 
 
-def version_runs(row: TranscriptRow) -> list[tuple[int, int]]:
+def _runs_of(row: TranscriptRow) -> list[tuple[int, int]]:
     """For each run of sampled tokens with weights of one version: the version, and the first token in the response."""
     runs: list[tuple[int, int]] = []
     for first, last in row.replies:

@@ -129,10 +129,10 @@ class PartialRollouts:
                     break
         found = Batch.concat(parts)
         self._running.difference_update(row_names(found))
-        steps = {f"{DECODE_STEPS}{self._replica}": self._rows.num_steps - before}
+        taken = {f"{DECODE_STEPS}{self._replica}": self._rows.num_steps - before}
         counts = {f"{ENDED}{name}": count for name, count in summed_counts(part.meta for part in parts).items()}
         meta = {name: value for name, value in found.meta.items() if not name.startswith(COUNTED)}
-        return Batch(found.by_name, meta | counts | steps, size=len(found))
+        return Batch(found.by_name, meta | counts | taken, size=len(found))
 
     def _withdrawn(self, names: Sequence[RowName] | None) -> Batch:
         """The withdrawn rows of this replica; none if all are dropped."""

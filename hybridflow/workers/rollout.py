@@ -86,14 +86,14 @@ class ResponseGenerator:
             reads_weights=setup.reads_weights,
         )
         sampling = setup.rollout.sampling
-        self._player = self._stream = None
+        self._episodes: tuple[EpisodePlayer, EpisodeStream] | None = None
         rows = self._sampler("train")
         if setup.environment.chosen is not None:
             turns = with_chat_template(tokenizer, Data(chat_template=setup.chat_template))
             # Whole batches have a player of their own, because the stream's episodes keep their places meanwhile.
             log = EpisodeLog(setup.environment, setup.max_response_tokens)
-            self._player, player = (self._new_player(turns, ends, log) for _ in range(2))
-            rows = self._stream = EpisodeStream(player, rows, seed=setup.seed)
+            rows = EpisodeStream(self._new_player(turns, ends, log), rows, seed=setup.seed)
+            self._episodes = self._new_player(turns, ends, log), rows
         self.partial = PartialRollouts(context, rows, max_sequences=setup.rollout.max_sequences)
         if context.rank == 0 and sampling.is_restricted:
             logger.warning(
@@ -110,18 +110,18 @@ class ResponseGenerator:
         # The ranks of a sharded replica compute each token together: none may leave the others.
         is_alone = self.engine.mesh.count_along(("pipeline", "tensor")) == 1
         with self._context.interruptible() if is_alone else nullcontext():
-            if self._player is not None and self._stream is not None:
-                self._stream.settle()
-                return self._player.play(prompts, sampler, seed=sampler.seed, is_evaluation=purpose == "eval")
+            if self._episodes is not None:
+                player, stream = self._episodes
+                stream.settle()
+                return player.play(prompts, sampler, seed=sampler.seed, is_evaluation=purpose == "eval")
             return self.engine.generate(
                 prompts, sampler.sampling, max_response_tokens=sampler.max_response_tokens, seed=sampler.seed
             )
 
     def close(self) -> None:
         """Ends the processes of the environment, if there is one."""
-        if self._player is not None and self._stream is not None:
-            self._player.close()
-            self._stream.close()
+        for each in self._episodes or ():
+            each.close()
 
     def _new_player(self, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], log: EpisodeLog) -> EpisodePlayer:
         setup = self._setup

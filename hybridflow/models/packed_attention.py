@@ -71,9 +71,10 @@ def packed_attention(
     if window is not None and window >= packing.max_seqlen:
         window = None
     plain = softcap is None and sinks is None
+    by_tree = packing.parents or _is_rounded_on_cpu(query)
+    if by_tree and plain and window is None and _can_share(query, value):
+        return tree_attention(query, key, value, packing, scaling=scaling)
     if packing.parents:
-        if plain and window is None and _can_share(query, value):
-            return tree_attention(query, key, value, packing, scaling=scaling)
         packing, taken, back = packing.unshared
         settings = {"scaling": scaling, "window": window, "softcap": softcap, "sinks": sinks}
         return packed_attention(query[taken], key[taken], value[taken], packing, **settings)[back]
@@ -199,6 +200,11 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, packing: Packing, *, scali
 def _can_share(query: Tensor, value: Tensor) -> bool:
     is_possible = _flash_can(query, value) if query.is_cuda else query.shape[-1] == value.shape[-1]
     return is_possible and operators(is_cuda=query.is_cuda) is not None
+
+
+def _is_rounded_on_cpu(query: Tensor) -> bool:
+    """Whether PyTorch's backward pass is several times as slow as that of `tree_attention`, which is in float32."""
+    return not query.is_cuda and query.dtype in _FLASH_DTYPES
 
 
 def _flash_can(query: Tensor, value: Tensor) -> bool:

@@ -84,7 +84,11 @@ class _TreeAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        query, key, value, out, denominator = ctx.saved_tensors
+        *given, denominator = ctx.saved_tensors
+        dtype = gradient.dtype
+        if not gradient.is_cuda:  # PyTorch's backward pass on CPUs takes up to ten times as long in bfloat16
+            gradient, *given = (each.to(denominator.dtype) for each in (gradient, *given))
+        query, key, value, out = given
         gradient = gradient.contiguous()
         found = [torch.zeros_like(each) for each in (query, key, value)]
         for call in ctx.packing.calls:
@@ -100,7 +104,7 @@ class _TreeAttention(torch.autograd.Function):
                     whole[where] += own
                 else:
                     whole.index_add_(0, where, own)
-        return *found, None, None
+        return *(each.to(dtype) for each in found), None, None
 
 
 def _attend(

@@ -58,6 +58,20 @@ def test_parts_attend_to_themselves_and_to_all_that_they_continue(packing):
 
 
 @settings(deadline=None, max_examples=20)
+@given(trees())
+def test_gradients_in_bfloat16_on_a_cpu_are_exact_up_to_rounding(packing):
+    rounded = [part.detach().bfloat16().requires_grad_() for part in parts_of(packing)]
+    exact = [part.detach().double().requires_grad_() for part in rounded]
+    slope = torch.randn(exact[0].shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for bare in (packing, Packing(packing.lengths, CPU)):
+        found = torch.autograd.grad(packed_attention(*rounded, bare), rounded, slope)
+        expected = torch.autograd.grad(packed_attention(*exact, bare), exact, slope.double())
+        for own, whole in zip(found, expected, strict=True):
+            assert own.dtype is torch.bfloat16
+            torch.testing.assert_close(own.double(), whole, rtol=0.01, atol=0.01 * float(whole.abs().max()) + 1e-3)
+
+
+@settings(deadline=None, max_examples=20)
 @given(trees(), st.sampled_from([(2, 8), (5, 8), (1000, 4)]))
 def test_a_window_and_values_of_another_size_reach_into_what_a_part_continues(packing, case):
     window, value_size = case

@@ -92,7 +92,11 @@ def decoding_attention(
         )
     kv_heads = key.shape[1]
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, size)
-    scores = torch.matmul(grouped, key.transpose(2, 3)) * (size**-0.5 if scaling is None else scaling)
+    if key.dtype is torch.float32 or key.is_cuda:
+        scores = torch.matmul(grouped, key.transpose(2, 3))
+    else:  # On CPUs, a product in lower precision copies its second matrix if that is transposed.
+        scores = torch.matmul(key, grouped.transpose(2, 3)).transpose(2, 3)
+    scores = scores * (size**-0.5 if scaling is None else scaling)
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, -torch.inf)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(value.dtype)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from hybridflow.batch import Ragged
-from hybridflow.engines.rollout.transformers.attention import GrowingLayer, NextColumns
+from hybridflow.engines.rollout.transformers.attention import GrowingLayer, NextColumns, decoding_attention
 from hybridflow.engines.rollout.transformers.prompts import (
     LEAST_SAVED,
     distinct_neighbors,
@@ -97,3 +97,17 @@ def test_rows_of_a_growing_layer_have_lengths_of_their_own():
             kept = torch.tensor([3, 0, 1] if step == 30 else [2, 1])
             layer.batch_select_indices(kept)
             rows = [rows[row] for row in kept]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_a_query_in_bfloat16_attends_as_in_float32(kv_heads):
+    torch.manual_seed(0)
+    query, buffers = torch.randn(4, 6, 1, 16).bfloat16(), torch.randn(2, 4, kv_heads, 9, 16).bfloat16()
+    seen = torch.arange(7) < torch.tensor([7, 3, 1, 6])[:, None, None, None]
+    parts = query, *(buffer[:, :, :7] for buffer in buffers)
+    found, expected = (
+        decoding_attention(torch.nn.Module(), *(part.to(dtype) for part in parts), seen)[0]
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), expected, rtol=0.02, atol=0.02)

@@ -38,6 +38,7 @@ from hybridflow.observability.trace import CallTrace
 from hybridflow.observability.trackers.interface import TrackedRun
 from hybridflow.observability.trackers.jsonl import JsonlTracker
 from hybridflow.parallel import ParallelMesh
+from hybridflow.process import frozen
 from hybridflow.resharding.grouping import generation_mesh
 from hybridflow.workers.actor import ActorWorker
 from hybridflow.workers.critic import CriticWorker
@@ -82,7 +83,7 @@ def main() -> None:
     torch.set_num_threads(1)
     backend = started_backend(options.messages)
     try:
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory() as directory, frozen():  # as commands run
             bench = Bench(backend, options.ranks, options.rows, options.layout, Path(directory))
             if options.profile:
                 bench.show_profiles(set(options.profile))

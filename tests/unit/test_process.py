@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from hybridflow.process import uncollected
+from hybridflow.process import frozen, uncollected
 
 ENDING = """
 import atexit, gzip, sys, threading, time
@@ -60,6 +60,16 @@ def run(code: str, directory: Path, stdout: int | IO[str] = subprocess.PIPE) -> 
     return subprocess.run(
         command, cwd=directory, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
     )
+
+
+def test_new_objects_are_examined_less_often_until_the_block_ends():
+    usual = gc.get_threshold()
+    with frozen():
+        assert gc.get_threshold() == (10_000, *usual[1:])
+        with frozen():
+            pass
+        assert gc.get_freeze_count() > 0
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, 0)
 
 
 def test_an_ended_process_has_written_everything_and_freed_nothing(tmp_path: Path):

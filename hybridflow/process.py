@@ -21,7 +21,7 @@ _OUTERMOST = {"__main__", "hybridflow.cli.main", "runpy"}
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 """The signals that stop a command. SIGUSR1 is a notice that the job is about to end, as batch systems send it."""
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # of prctl.h
 
 _NEW_OBJECTS = 10_000
 """The newest objects are examined for garbage after so many; Python's default is 700 to 2,000."""
@@ -39,6 +39,13 @@ def adopt_orphans() -> None:
     """Makes this process the parent of descendants whose parent ends, such as daemons; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def ends_with(parent: int) -> bool:
+    """Makes the kernel send this process SIGTERM when its parent ends; returns False if it has ended. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return os.getppid() == parent
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A command as a process on a node of a cluster. Its actor imports this file, so it imports no large library."""
 
-import ctypes
 import os
 import signal
 import socket
@@ -12,8 +11,8 @@ from pathlib import Path
 
 from hybridflow.config.storage_token import TOKEN_FILE, read_back
 from hybridflow.errors import ResourceError
+from hybridflow.process import ends_with
 
-_PR_SET_PDEATHSIG = 1
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -88,9 +87,8 @@ class RunProcess:
 def main(arguments: Sequence[str]) -> None:
     """Becomes the `hybridflow` command of these words, after the id of the parent, with which the process ends."""
     parent, *words = arguments
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's processes block it
-    if os.getppid() == int(parent):
+    if ends_with(int(parent)):
         os.execv(sys.executable, [sys.executable, "-m", "hybridflow", *words])
 
 

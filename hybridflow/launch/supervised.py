@@ -3,7 +3,6 @@
 It is a fork of this process, which has imported no large library.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -26,9 +25,7 @@ from hybridflow.observability.fault_ledger import DRIVER_DIED, FAULTS_FILE, appe
 from hybridflow.observability.jsonlines import last_row
 from hybridflow.observability.ray_log import was_ended_by_ray
 from hybridflow.observability.trackers.jsonl import METRICS_FILE
-from hybridflow.process import STOP_SIGNALS, adopt_orphans, leave, status_after
-
-_PR_SET_PDEATHSIG = 1
+from hybridflow.process import STOP_SIGNALS, adopt_orphans, ends_with, leave, status_after
 
 _LEFT_SECONDS = 5.0
 """How long processes that a dead run has left behind may take to end, before they are killed. Ray's two agents would
@@ -157,8 +154,7 @@ class _Supervisor:
         """Executes the run and ends the child process, without returning to the code of its parent."""
         status, said = 1, b""
         try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-            if os.getppid() != parent:
+            if not ends_with(parent):
                 os._exit(status)
             try:
                 with self._stop.handled():

@@ -32,6 +32,9 @@ _HEADLINES = {"critic/score/mean": "score", "train/loss": "loss"}
 _ACCURACY = "rewards/accuracies"
 """How often the chosen response has the higher reward; shown after the headline."""
 
+_STALENESS = "async/staleness/mean"
+"""Only asynchronous runs have it."""
+
 _EVAL_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>[^/]+)/(?P<of>mean|pass)@(?P<samples>\d+)")
 _HELD_OUT_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>acc|loss|margin|perplexity)")
 _PART_NAME = re.compile(r"val-aux/(?P<source>.+)/(?P<what>[^/]+)/mean")
@@ -137,6 +140,7 @@ class Progress:
         state.response_length = metrics.get("response_length/mean", math.nan)
         tokens = metrics.get("perf/total_num_tokens", math.nan)
         state.tokens_per_second = metrics.get("perf/throughput", tokens / elapsed if elapsed > 0 else math.nan)
+        state.staleness = metrics.get(_STALENESS, math.nan)
         self._follow(metrics)
         if self._live is not None:
             self._live.refresh()
@@ -253,6 +257,7 @@ class ProgressState:
     accuracy: float = math.nan
     response_length: float = math.nan
     tokens_per_second: float = math.nan
+    staleness: float = math.nan
     seconds_per_step: float = math.nan
     """Without evaluations and checkpoints."""
 
@@ -304,6 +309,7 @@ def _facts(state: ProgressState) -> list[tuple[str, str, str, int]]:
         ("accuracy ", state.accuracy, formatting.short, "", 5),
         ("length ", state.response_length, formatting.short, "", 5),
         ("", state.tokens_per_second, formatting.count, " tok/s", 6),
+        ("staleness ", state.staleness, formatting.short, "", 5),
     )
     return [(before, form(value), after, width) for before, value, form, after, width in facts if not math.isnan(value)]
 

@@ -160,6 +160,13 @@ def test_a_resumed_run_counts_its_own_steps_and_recalls_the_first_evaluation():
     assert "0.700 (was 0.400)" in file.getvalue()
 
 
+def test_asynchronous_training_shows_how_old_its_samples_are():
+    progress, clock, file = _plain(9)
+    clock.now = 1.0
+    progress.update(1, _metrics(0.4) | {"async/staleness/mean": 1.5})
+    assert "12.3k tok/s  staleness  1.50      1 s/step" in file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("metrics", "line"),
     [

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -24,9 +24,8 @@ from hybridflow.observability.activity import ACTIVITY
 from hybridflow.observability.performance import peak_memory_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """How a method's result returns to the driver."""
+class AnswerForm(NamedTuple):
+    """How a method's result returns to the driver. Every message has one, as a tuple: pickled faster."""
 
     wanted: bool = True
     """False on ranks that do not answer: the answer is dropped where it was made."""

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NoReturn
 
 import ray
@@ -98,7 +97,7 @@ class RayBackend:
         host.num_calls += 1
         if host.yielding is not None and not host.yielding.done:
             host.tell_of_calls()
-        form = replace(form, position=host.num_calls) if form.yields else form
+        form = form._replace(position=host.num_calls) if form.yields else form
         target, sent_at = [handle.worker, handle.role, method], time.time()
         name = f"{RAY_HOST} {handle.role}.{method} rank {host.rank}"  # that ps shows during the call
         run = host.actor.run.options(name=name, num_returns=form.objects)

@@ -178,18 +178,20 @@ def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = Fal
 
 
 def _episodes(samples: Sequence[Sample], batch: Batch, *, with_ids: bool) -> list[Sample]:
-    """The samples with what only episodes have."""
+    """The samples with what only episodes have; one that failed has no score."""
     masks, forks = (batch.tokens(name).rows() for name in ("response_mask", "fork_starts"))
     return [
         replace(
             sample,
             turns=turns,
+            score=math.nan if failed else sample.score,
+            is_failed=failed or None,
             response_mask=mask.int().tolist() if with_ids else None,
             fork_starts=starts.tolist() if with_ids else None,
             stderr=redacted_text(errors) or None,
         )
-        for sample, turns, mask, starts, errors in zip(
-            samples, _turns(batch), masks, forks, batch.object("stderr"), strict=True
+        for sample, turns, failed, mask, starts, errors in zip(
+            samples, _turns(batch), batch.row("failed").tolist(), masks, forks, batch.object("stderr"), strict=True
         )
     ]
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -65,5 +64,6 @@ def _packed(values: Tensor) -> tuple[str, list[int], bytes]:
 
 def _unpacked(packed: tuple[str, list[int], bytes]) -> Tensor:
     dtype, shape, data = packed
-    flat = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
-    return flat.view(vars(torch)[dtype]).reshape(shape)
+    kind = vars(torch)[dtype]
+    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
+    return flat.reshape(shape)

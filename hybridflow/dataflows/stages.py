@@ -50,6 +50,7 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     if "turns" in batch.columns:
         metrics |= summary("num_turns", batch.row("turns").tolist())
         metrics |= episode_metrics(batch.metrics_by_shard(COUNTED))
+        metrics["environment/failed_fraction"] = mean(float(batch.row("failed").float().mean()), len(responses))
     metrics["response_length/clip_ratio"] = mean(float(batch.row("truncated").float().mean()), len(responses))
     if len(uids.unique()) < len(uids):
         metrics["frac_reward_zero_std"] = mean(float(fraction_without_spread(scores, uids)), len(uids))

@@ -42,7 +42,8 @@ class EpisodeLog:
     def template(self, found: TemplateCheck) -> None:
         """How the chat template continues conversations."""
         self.has_template = True
-        logger.info("%s continuation=%s %s", self._config.chosen, found.continuation.value, found.detail)
+        words = f"continuation={found.continuation.value} {found.detail}".rstrip()
+        logger.info("%s %s", self._config.chosen, words)
         when = (
             "drops <think>...</think> from earlier replies, so what follows such a reply"
             if found.drops_thoughts

@@ -14,6 +14,7 @@ from hybridflow.environments.adapters.interface import Adapter, methods_of
 from hybridflow.environments.built_in.factory import BUILT_IN
 from hybridflow.environments.built_in.tools import Tools
 from hybridflow.environments.program import check_program, play_program
+from hybridflow.environments.tools import Toolbox
 from hybridflow.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
     if inspect.iscoroutinefunction(found):
         return _coroutine(found, config, is_trusted=is_trusted)
     if isinstance(found, list | tuple):
-        logger.info("environment=%s kind='a list of %d tools'", name, len(found))
+        Toolbox.of(found, owner=None)
+        logger.info("environment=%s kind=tools count=%d", name, len(found))
         return LoadedEnvironment(
             partial(Tools, found), is_coroutine=False, takes_seed=False, is_trusted=False, gives_rewards=False
         )

@@ -25,6 +25,14 @@ class _Sign:
 
 SIGNS = (
     _Sign(
+        "environment/failed_fraction",
+        lambda value: value >= 1.0,
+        "All episodes fail",
+        "no episode has a score of its own, so nothing is being learned (environment/failed_fraction=1)",
+        "The warnings in the log have the reason of each failure. Fix the environment, or give it more time"
+        " (environment.step_seconds, environment.episode_seconds).",
+    ),
+    _Sign(
         "response_length/clip_ratio",
         lambda value: value > _MOST_CUT_OFF,
         "Responses are cut off",
@@ -76,8 +84,8 @@ SIGNS = (
         patience_steps=1,
     ),
 )
-_OF_NO_LEARNING = SIGNS[:3]
-_, _TIES, _NO_GRADIENT = _OF_NO_LEARNING
+_OF_NO_LEARNING = SIGNS[:4]
+_FAILURES, _, _TIES, _NO_GRADIENT = _OF_NO_LEARNING
 
 
 class Diagnosis:
@@ -126,7 +134,8 @@ class Diagnosis:
 
     def _standing(self) -> list[_Sign]:
         found = [sign for sign, (_, _, count) in self._streaks.items() if count >= sign.patience_steps]
-        return [sign for sign in found if not (sign is _NO_GRADIENT and _TIES in found)]  # ties explain it
+        explained = {_TIES: {_FAILURES}, _NO_GRADIENT: {_FAILURES, _TIES}}
+        return [sign for sign in found if explained.get(sign, set()).isdisjoint(found)]
 
     def _advice(self, sign: _Sign) -> Advice:
         first, last, _ = self._streaks[sign]

@@ -43,10 +43,10 @@ class Sample:
 
     `prompt` is the whole text that the model read; of a conversation, `question` is the user's last turn. `tokens`
     counts those of the response, which `is_cut_off` at the length limit; `rewards` are the scores of several functions,
-    by name; `turns` are the replies and answers of an episode. `response_mask` is 1 for those of an episode's
-    `response_ids` that the model sampled, and `fork_starts` are the positions at which its forks begin; `stderr` is
-    the end of what its program wrote there. A sample that `is_last` was logged because the run ended; a run that
-    resumes drops it.
+    by name; `turns` are the replies and answers of an episode, which has no score if it `is_failed`. `response_mask` is
+    1 for those of an episode's `response_ids` that the model sampled, and `fork_starts` are the positions at which its
+    forks begin; `stderr` is the end of what its program wrote there. A sample that `is_last` was logged because the run
+    ended; a run that resumes drops it.
     """
 
     prompt: str
@@ -65,6 +65,7 @@ class Sample:
     fork_starts: list[int] | None = None
     is_last: bool | None = None
     turns: Sequence[Turn] | None = None
+    is_failed: bool | None = None
     stderr: str | None = None
 
     @property
@@ -82,7 +83,7 @@ class Sample:
 
 _IF_KNOWN = (
     "question", "source", "tokens", "is_cut_off", "response_ids", "response_mask", "fork_starts", "is_last", "turns",
-    "stderr",
+    "is_failed", "stderr",
 )  # fmt: skip
 """Fields that a line of samples.jsonl has only if they are known."""
 

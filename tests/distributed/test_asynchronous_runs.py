@@ -29,6 +29,22 @@ def test_exact_match_rises_on_older_samples(tmp_path: Path, staleness: int):
     assert max(row.get("async/staleness/max", 0.0) for row in rows) == staleness
 
 
+@pytest.mark.parametrize("partial", [False, True])
+def test_a_run_of_episodes_resumes_with_those_that_it_had_generated(tmp_path: Path, partial: bool):
+    def rows(name: str, *words: str) -> list[dict[str, float]]:
+        settings = ["algorithm=grpo", "task=frozen_lake", "data.batch_size=4", "trainer.trackers=[jsonl]", *words]
+        settings += [f"trainer={{total_steps: 4, eval_every: 0, save_every: 2, run_dir: {tmp_path}/{name}}}"]
+        settings += [f"asynchrony={{max_staleness: 1, partial_rollouts: {str(partial).lower()}}}"]
+        ended = run_here(settings)
+        assert ended.status == 0, ended.said
+        return reproducible(metric_rows(tmp_path / name))
+
+    whole = rows("whole")
+    again = rows("again", f"trainer.resume={tmp_path}/whole/checkpoints/step_2")
+    assert [row["step"] for row in again] == [3, 4] and again[-1]["async/groups/consumed"] == 4 * 4
+    assert again == whole[-2:] or partial  # groups that were running are generated again, by newer weights
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize("algorithm", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_t1_with_vllm_and_without_staleness_a_run_takes_the_steps_that_are_called_by_hand(tmp_path: Path, algorithm):

@@ -19,3 +19,13 @@ def test_a_stage_that_replaces_an_object_of_the_prompts_keeps_its_own():
         found = each.fetch()
         assert found.object("prompt")[:2] == ["own a", "own b"] and found.object("answer")[:2] == ["1", "2"]
         assert found.object("messages")[:2] == [["x"], ["y"]]
+
+
+def test_columns_without_a_token_are_restored():
+    """As the places of forks in episodes that never fork."""
+    empty, uids = Ragged.from_rows([[], []], torch.int64), torch.arange(2)
+    batch = Batch.of(rows={"uid": uids, "none": torch.empty(2, 0)}, tokens={"fork_starts": empty})
+    kept = BatchRef.of_stages([(("uid",), batch)], LocalBackend())
+    found = from_state(as_state(kept, batch), batch, LocalBackend()).fetch()
+    assert found.tokens("fork_starts").lengths.tolist() == [0, 0]
+    assert found.tokens("fork_starts").values.dtype is torch.int64 and found.row("none").shape == (2, 0)

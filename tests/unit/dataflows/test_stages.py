@@ -79,6 +79,7 @@ def test_information_of_environments_is_averaged_over_the_episodes_that_have_it(
                 "scores": torch.ones(rows),
                 "truncated": torch.zeros(rows, dtype=torch.bool),
                 "turns": torch.full((rows,), float(rows)),
+                "failed": torch.arange(rows) == 1,
             },
             meta={f"environment/{key}/solved": value for key, value in meta.items()},
         )
@@ -91,6 +92,7 @@ def test_information_of_environments_is_averaged_over_the_episodes_that_have_it(
     found = batch_metrics(BatchRef.concat(ranks))
     assert (found["environment/info/solved"].value, found["environment/info/solved"].weight) == (1 / 3, 3.0)
     assert [found[f"num_turns/{part}"].value for part in ("mean", "max", "min")] == [14 / 6, 3.0, 1.0]
+    assert found["environment/failed_fraction"].value == pytest.approx(2 / 6)
 
 
 def test_metrics_of_functions_on_several_ranks_are_averaged_and_failures_add_up_once():

@@ -102,6 +102,7 @@ class AsyncCounter(Counter):
 
 
 TOOLS = [add]
+UNTYPED_TOOLS = [lambda first: first]
 """As TRL's `tools=[...]`, and functions with verl's `@function_tool`."""
 
 

@@ -77,7 +77,7 @@ def call(name: str, **arguments: object) -> str:
         ("Tries", "SkyRL-Gym", {}),
         ("Counter", "TRL", {}),
         ("AsyncCounter", "TRL", {}),
-        ("TOOLS", "a list of 1 tools", {}),
+        ("TOOLS", "kind=tools count=1", {}),
         ("Duel", "TextArena", {}),
         ("GradesAnswers", "verl (BaseTool)", {}),
     ],
@@ -101,6 +101,7 @@ def test_environments_of_hybridflow_are_not_taken_for_others(caplog, name):
         ("make", {}, "does not give it: env_id"),
         ("make", {"env_id": "unknown"}, "KeyError"),
         ("make", {"env_id": "nothing"}, "returns a SimpleNamespace"),
+        ("UNTYPED_TOOLS", {}, "cannot be described to the model"),
     ],
 )
 def test_what_cannot_be_run_is_an_error_with_a_remedy(name, settings, found):

@@ -4,7 +4,12 @@ import pytest
 
 from hybridflow.observability.diagnosis import Diagnosis
 
-FINE = {"response_length/clip_ratio": 0.9, "frac_reward_zero_std": 0.99, "actor/grad_norm": 1e-9}
+FINE = {
+    "environment/failed_fraction": 0.9,
+    "response_length/clip_ratio": 0.9,
+    "frac_reward_zero_std": 0.99,
+    "actor/grad_norm": 1e-9,
+}
 
 
 @pytest.mark.parametrize(
@@ -16,6 +21,11 @@ FINE = {"response_length/clip_ratio": 0.9, "frac_reward_zero_std": 0.99, "actor/
             "Raise data.max_",
         ),
         ({"frac_reward_zero_std": 1.0}, "all samples of each prompt have the same score", "rollout.samples_per_prompt"),
+        (
+            {"environment/failed_fraction": 1.0, "frac_reward_zero_std": 1.0, "actor/grad_norm": 0.0},
+            "All episodes fail (steps 2 to 4): no episode has a score",
+            "Fix the environment",
+        ),
         ({"actor/grad_norm": 0.0}, "the gradient is zero (actor/grad_norm=0)", "give no advantage"),
     ],
 )

@@ -7,6 +7,7 @@ staleness, d, is at most `asynchrony.max_staleness`; the first batches of a run 
 nothing else, so two runs with the same seed and settings make the same calls.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from hybridflow.dataflows.run import Loader, Run
 from hybridflow.dataflows.saved_batch import SavedState, as_state, from_state
 from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Metrics, measured
+
+logger = logging.getLogger(__name__)
 
 PROMPTS = "prompts"
 """The stream that yields the batches of the steps."""
@@ -151,6 +154,7 @@ class Ahead:
         self._stream.restore(now)
         self._skipped = Counter({int(step): count for step, count in state.get("skipped", {}).items()})
         self._ledger = Ledger(dict(state.get("totals", {})))
+        say_restored("batches", len(self._queue), sum(queued.batch is not None for queued in self._queue))
         for step in sorted({*left_out}):
             while self._skipped[step] < left_out.count(step) and self._leave_out(step):
                 self._skipped[step] += 1
@@ -216,3 +220,9 @@ def _groups(queued: Queued) -> list[SavedState]:
             known[uid] = {"first_version": int(own.min()), "last_version": int(own.max()), "tokens": tokens}
     uids = queued.prompts.row("uid").tolist()
     return [{"uid": uid, "step": queued.step, "state": state} | known.get(uid, {}) for uid in uids]
+
+
+def say_restored(units: str, total: int, generated: int) -> None:
+    """Logs how many batches or groups of later steps a run has restored, if any."""
+    if total:
+        logger.info("restored %s_ahead=%d generated=%d; the others are generated again", units, total, generated)

@@ -15,7 +15,7 @@ from hybridflow.batch.row_names import RowName
 from hybridflow.config.asynchrony import OnDeadline, WhenStale
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.dataflows.accounts import account
-from hybridflow.dataflows.ahead import PROMPTS
+from hybridflow.dataflows.ahead import PROMPTS, say_restored
 from hybridflow.dataflows.discards import Discards
 from hybridflow.dataflows.drawn_prompts import DrawnPrompts
 from hybridflow.dataflows.group_filter import GroupFilter
@@ -201,6 +201,8 @@ class GroupStream:
         self._schedule.resume()
         if self._step >= self._alone_until:
             self._restore_tokens(state)
+        generated = len(self._queue.of(GroupState.done)) + len(self._finished)
+        say_restored("groups", len(self._queue.groups), generated)
 
     @property
     def is_alone(self) -> bool:

@@ -31,12 +31,15 @@ def test_exact_match_rises_on_older_samples(tmp_path: Path, staleness: int):
 
 @pytest.mark.parametrize("partial", [False, True])
 def test_a_run_of_episodes_resumes_with_those_that_it_had_generated(tmp_path: Path, partial: bool):
+    unit = "groups" if partial else "batches"
+
     def rows(name: str, *words: str) -> list[dict[str, float]]:
         settings = ["algorithm=grpo", "task=frozen_lake", "data.batch_size=4", "trainer.trackers=[jsonl]", *words]
         settings += [f"trainer={{total_steps: 4, eval_every: 0, save_every: 2, run_dir: {tmp_path}/{name}}}"]
         settings += [f"asynchrony={{max_staleness: 1, partial_rollouts: {str(partial).lower()}}}"]
         ended = run_here(settings)
         assert ended.status == 0, ended.said
+        assert (f"restored {unit}_ahead=" in ended.words) == bool(words)
         return reproducible(metric_rows(tmp_path / name))
 
     whole = rows("whole")

@@ -52,6 +52,12 @@ def test_tools_alone_are_scored_by_another_function(tmp_path):
     assert "tools alone give no rewards" in advice.message and "another reward function" in advice.remedy
 
 
+def test_a_budget_without_a_token_per_reply_is_named():
+    words = ["data.max_response_tokens=4", "environment.max_turns=8"]
+    (advice,) = judged(planned(*RUN, *words), environment_problems)
+    assert "less than a token for each of the environment.max_turns=8 replies" in advice.message
+
+
 def test_an_environment_without_samples_has_no_effect():
     plan = planned("environment=guess_number", "trainer.total_steps=1", name="sft")
     assert "has no effect" in judged(plan, environment_problems)[0].message

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.batch.wire import Ragged, as_bytes
+from hybridflow.batch.wire import Ragged, as_bytes, from_bytes
 from hybridflow.controller.backends.interface import Backend
 from hybridflow.controller.batch_ref import BatchRef
 
@@ -64,6 +65,4 @@ def _packed(values: Tensor) -> tuple[str, list[int], bytes]:
 
 def _unpacked(packed: tuple[str, list[int], bytes]) -> Tensor:
     dtype, shape, data = packed
-    kind = vars(torch)[dtype]
-    flat = torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)
-    return flat.reshape(shape)
+    return from_bytes((np.frombuffer(bytearray(data), dtype=np.uint8), dtype, tuple(shape)))

@@ -68,8 +68,8 @@ def uncollected() -> Iterator[None]:
 def frozen() -> Iterator[None]:
     """A block in which the objects that exist already are not examined for garbage, and others less often.
 
-    The driver of many ranks makes a hundred thousand objects per step that last until its end. With Python's default,
-    to examine all objects after 70,000 new ones, a quarter of its time would be spent on that.
+    The driver of many ranks makes hundreds of thousands of objects per step, most of which last until the step ends.
+    With Python's default, which examines all objects after 70,000 new ones, a fifth of its time was spent on that.
     """
     is_frozen, thresholds = gc.get_freeze_count() > 0, gc.get_threshold()
     gc.freeze()

@@ -25,7 +25,7 @@ from hybridflow.observability.performance import peak_memory_bytes
 
 
 class AnswerForm(NamedTuple):
-    """How a method's result returns to the driver. Every message has one, as a tuple: pickled faster."""
+    """How a method's result returns to the driver. Each message has one; tuples are pickled faster."""
 
     wanted: bool = True
     """False on ranks that do not answer: the answer is dropped where it was made."""

@@ -102,8 +102,9 @@ class AsyncCounter(Counter):
 
 
 TOOLS = [add]
-UNTYPED_TOOLS = [lambda first: first]
 """As TRL's `tools=[...]`, and functions with verl's `@function_tool`."""
+
+UNTYPED_TOOLS = [lambda first: first]
 
 
 class Duel:

@@ -68,8 +68,9 @@ def check_range(path: str, value: object) -> None:
 
 
 def meant(path: str, value: object) -> tuple[str, object]:
-    """The setting that a word stands for: `placement.kind` for `placement=split`, 0 for `trainer.devices=auto`."""
-    if isinstance(value, str):
+    """The setting that a word or null stands for: `placement.kind` for `placement=split`, `environment.name` for
+    `environment=null`, 0 for `trainer.devices=auto`."""
+    if value is None or isinstance(value, str):
         section = find(path)
         if isinstance(section, type) and issubclass(section, Section) and section.word is not None:
             return f"{path}.{section.word}", value

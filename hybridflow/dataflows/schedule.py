@@ -37,6 +37,7 @@ class Schedule:
         self._path = path
         self._recorded = None if replayed is None else recorded_steps(replayed)
         self._yielded: list[Sequence[int]] = []
+        self._is_resumed = False
 
     def limits(self, step: int, call: int) -> int | Sequence[int] | None:
         """How long a call continues: the decoding steps, or those of each replica; None: until another call waits.
@@ -55,6 +56,9 @@ class Schedule:
     def end_step(self, step: int, trained: Sequence[int]) -> None:
         """Writes the line of a step; raises if the step that is repeated has trained on other groups."""
         yielded = [[*each] for each in self._yielded]
+        if self._is_resumed and self._path.is_file():
+            self._append(json.loads(_RESUMED))
+        self._is_resumed = False
         self._append({"step": step + 1, "yielded": yielded, "trained": [*trained]})
         self._yielded = []
         if self._recorded is not None and list(self._recorded[step].trained) != list(trained):
@@ -65,10 +69,9 @@ class Schedule:
             )
 
     def resume(self) -> None:
-        """Groups are generated again, so that the run cannot be repeated from here on."""
+        """Groups are generated again, so that the run cannot be repeated from here on; noted with the next step."""
         self._yielded = []
-        if self._path.is_file():
-            self._append(json.loads(_RESUMED))
+        self._is_resumed = True
 
     def _append(self, line: Mapping[str, Json]) -> None:
         file = JsonLinesFile(self._path)

@@ -1,7 +1,6 @@
 """Loads the class or coroutine that `environment` names, and checks what can be known of it before an episode."""
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +15,6 @@ from hybridflow.environments.built_in.tools import Tools
 from hybridflow.environments.program import check_program, play_program
 from hybridflow.environments.tools import Toolbox
 from hybridflow.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 _METHODS = {
     "reset": "def reset(self, row, *, seed): return 'the first prompt'",
@@ -40,6 +37,9 @@ class LoadedEnvironment:
 
     gives_rewards: bool = True
     """False for tools alone: other functions score its episodes."""
+
+    kind: str | None = None
+    """The other system that it is written for, or the form of tools; None for environments of hybridflow."""
 
 
 def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
@@ -66,9 +66,13 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
         return _coroutine(found, config, is_trusted=is_trusted)
     if isinstance(found, list | tuple):
         Toolbox.of(found, owner=None)
-        logger.info("environment=%s kind=tools count=%d", name, len(found))
         return LoadedEnvironment(
-            partial(Tools, found), is_coroutine=False, takes_seed=False, is_trusted=False, gives_rewards=False
+            partial(Tools, found),
+            is_coroutine=False,
+            takes_seed=False,
+            is_trusted=False,
+            gives_rewards=False,
+            kind=f"tools ({len(found)})",
         )
     if not callable(found):
         raise ConfigError(
@@ -120,13 +124,17 @@ def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
 def _of_another_system(
     found: Callable[..., object], adapter: Adapter, config: EnvironmentSettings
 ) -> LoadedEnvironment:
-    logger.info("environment=%s kind='%s'", config.name, adapter.kind)
     make = adapter.adapted(found)
     parameters = inspect.signature(make).parameters.values()
     if all(each.kind is not each.VAR_KEYWORD for each in parameters):
         _check_names(config, [each.name for each in parameters if each.kind is each.KEYWORD_ONLY])
     return LoadedEnvironment(
-        make, adapter.is_coroutine, takes_seed=True, is_trusted=False, needs_info=adapter.needs_info
+        make,
+        adapter.is_coroutine,
+        takes_seed=True,
+        is_trusted=False,
+        needs_info=adapter.needs_info,
+        kind=adapter.kind,
     )
 
 
@@ -166,6 +174,9 @@ def _check_class(found: type, config: EnvironmentSettings) -> None:
         _check_names(config, [*named_parameters(functions["__init__"])][1:])
     elif config.settings:
         _check_names(config, [])
+    declared = inspect.getattr_static(found, "tools", None)
+    if isinstance(declared, list | tuple) and found.__new__ is object.__new__:
+        Toolbox.of(declared, owner=object.__new__(found))
 
 
 def _check_names(config: EnvironmentSettings, known: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Rules of a run with an environment."""
 
 import inspect
+import logging
 from collections.abc import Iterator
 
 from hybridflow.config.choices import is_own
@@ -15,6 +16,8 @@ from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.dataflow import WITHOUT_TRAINING
 from hybridflow.launch.plan.plan import RunPlan
 from hybridflow.workers.named_functions import estimator
+
+logger = logging.getLogger(__name__)
 
 _REWARD = "environment"
 """The reward function that returns what the environment gave."""
@@ -44,8 +47,9 @@ def environment_problems(plan: RunPlan) -> Iterator[Problem]:
         )
         return
     found = load_environment(settings)
-    if settings.mcp:
-        yield from _server_problems(settings, is_coroutine=found.is_coroutine)
+    if found.kind is not None:
+        logger.info("environment=%s kind='%s'", settings.name, found.kind)
+    yield from _server_problems(settings, is_coroutine=found.is_coroutine)
     if not learns_from_samples(plan.dataflow) and config.dataflow not in WITHOUT_TRAINING:
         yield Advice(
             f"{settings.chosen} has no effect: dataflow={config.dataflow} samples no responses.",
@@ -72,6 +76,8 @@ def _reward_advice(chosen: str, *, gives_rewards: bool) -> Advice:
 
 
 def _server_problems(settings: EnvironmentSettings, *, is_coroutine: bool) -> Iterator[Problem]:
+    if not settings.mcp:
+        return
     if is_coroutine:
         yield Advice(
             f"environment.mcp has no effect: environment={settings.name} is a coroutine, which chooses its own tools.",

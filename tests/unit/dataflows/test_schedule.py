@@ -35,8 +35,12 @@ def test_a_torn_last_line_is_passed_over(tmp_path):
 def test_what_is_written_after_a_torn_line_is_a_line_of_its_own(tmp_path):
     whole = written(tmp_path, 2)
     (tmp_path / SCHEDULE_FILE).write_bytes(whole[:-9])
-    Schedule(tmp_path / SCHEDULE_FILE, None).resume()
-    assert (tmp_path / SCHEDULE_FILE).read_bytes() == whole[:-9] + b'\n{"resumed": true}\n'
+    schedule = Schedule(tmp_path / SCHEDULE_FILE, None)
+    schedule.resume()
+    assert (tmp_path / SCHEDULE_FILE).read_bytes() == whole[:-9], "a run that ends before its next step leaves no line"
+    schedule.end_step(2, [])
+    added = b'\n{"resumed": true}\n{"step": 3, "yielded": [], "trained": []}\n'
+    assert (tmp_path / SCHEDULE_FILE).read_bytes() == whole[:-9] + added
     with pytest.raises(ConfigError, match="was resumed"):
         recorded_steps(tmp_path)
 

@@ -45,3 +45,22 @@ def test_classes_and_coroutines_are_told_apart(name, is_coroutine):
     found = load_environment(EnvironmentSettings(name=f"{FILE}:{name}"))
     assert found.is_coroutine is is_coroutine and found.takes_seed and not found.is_trusted
     assert load_environment(EnvironmentSettings(name="kuhn_poker")).is_trusted
+
+
+@pytest.mark.parametrize(("argument", "is_error"), [("number", True), ("number: int", False)])
+def test_tools_of_a_class_are_checked_before_an_episode(tmp_path, argument, is_error):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "class Mine:\n"
+        f"    def count(self, {argument}) -> str:\n"
+        '        """Counts.\n\n        Args:\n            number: What to add.\n        """\n\n'
+        "    tools = [count]\n\n"
+        "    def reset(self, row):\n        return None\n\n"
+        "    def step(self, action):\n        return '', 0.0, True, {}\n"
+    )
+    settings = EnvironmentSettings(name=f"{file}:Mine")
+    if not is_error:
+        assert load_environment(settings).kind is None
+        return
+    with pytest.raises(ConfigError, match="'count' cannot be described"):
+        load_environment(settings)

@@ -1,5 +1,7 @@
 """Runs with an environment that cannot work, or in which it has no effect."""
 
+import logging
+
 import pytest
 
 from hybridflow.launch.rules.environment import environment_problems
@@ -41,13 +43,15 @@ def test_rewards_that_are_not_used_are_named():
     assert "are not used" in advice.message and "reward.functions" in advice.remedy
 
 
-def test_tools_alone_are_scored_by_another_function(tmp_path):
+def test_tools_alone_are_scored_by_another_function(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     file = tmp_path / "mine.py"
     file.write_text(
         'def add(a: int) -> int:\n    """Adds.\n\n    Args:\n        a: A number.\n    """\n\n\nTOOLS = [add]\n'
     )
     tools = f"environment={file}:TOOLS"
     assert judged(planned(*RUN, tools, "reward.functions=exact_match"), environment_problems) == []
+    assert f"environment={file}:TOOLS kind='tools (1)'" in caplog.text
     (advice,) = judged(planned(*RUN, tools), environment_problems)
     assert "tools alone give no rewards" in advice.message and "another reward function" in advice.remedy
 

@@ -1,5 +1,6 @@
 """Stages, on which episodes run: in the rollout's own process, or each in a process with time limits."""
 
+import os
 from collections.abc import Coroutine, Generator, Mapping
 from typing import Protocol
 
@@ -21,8 +22,10 @@ from hybridflow.environments.process_stage import ProcessStage
 from hybridflow.errors import EpisodeError
 from hybridflow.observability.activity import ACTIVITY, FOREVER
 
-DEFAULT_PROCESSES = 16
-"""Processes per rank for environments that are not built in."""
+PROCESSES_PER_CORE = 8
+"""Processes per rank for environments that are not built in, which mostly wait; importing them occupies the cores."""
+
+LEAST_PROCESSES, MOST_PROCESSES = 16, 64
 
 
 class Stage(Protocol):
@@ -69,7 +72,9 @@ def runs_in_processes(config: EnvironmentSettings) -> bool:
 def _num_processes(config: EnvironmentSettings, environment: LoadedEnvironment) -> int:
     if config.processes is not None:
         return config.processes
-    return 0 if environment.is_trusted else DEFAULT_PROCESSES
+    if environment.is_trusted:
+        return 0
+    return min(max(LEAST_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1)), MOST_PROCESSES)
 
 
 class LocalStage:

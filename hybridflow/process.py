@@ -73,7 +73,8 @@ def frozen() -> Iterator[None]:
     """
     is_frozen, thresholds = gc.get_freeze_count() > 0, gc.get_threshold()
     gc.freeze()
-    gc.set_threshold(max(thresholds[0], _NEW_OBJECTS), *thresholds[1:])
+    if thresholds[0]:  # 0 turns it off
+        gc.set_threshold(max(thresholds[0], _NEW_OBJECTS), *thresholds[1:])
     try:
         yield
     finally:

@@ -225,4 +225,5 @@ def _groups(queued: Queued) -> list[SavedState]:
 def say_restored(units: str, total: int, generated: int) -> None:
     """Logs how many batches or groups of later steps a run has restored, if any."""
     if total:
-        logger.info("restored %s_ahead=%d generated=%d; the others are generated again", units, total, generated)
+        rest = "; the others are generated again" if generated < total else ""
+        logger.info("restored %s_ahead=%d generated=%d%s", units, total, generated, rest)

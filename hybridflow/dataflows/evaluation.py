@@ -83,7 +83,8 @@ def evaluate_responses(
     `sample_rows` is a function, it gets all samples, part by part, so that memory does not grow with their number.
 
     The metrics are `val-core/<source>/<what>/mean@N`; with several samples, also `pass@N` of the best; with several
-    functions, `val-aux/<source>/<function>/mean`. `what` is `acc` if a score of 1 means a correct answer, otherwise
+    functions, `val-aux/<source>/<function>/mean`; of an environment, `val-aux/<source>/failed_fraction`, the fraction
+    of episodes that failed, which have no score. `what` is `acc` if a score of 1 means a correct answer, otherwise
     `reward`. Without a reward there are samples only. `decode` converts tokens to text for the sample table, which
     also has token ids if it is `with_ids`.
     """
@@ -98,11 +99,12 @@ def evaluate_responses(
         if wanted:
             shown = samples_of(answered.take(range(wanted)).fetch(), decode, split="eval", with_ids=with_ids)
             (samples.extend if isinstance(sample_rows, int) else sample_rows)(shown)
+        failed = answered.row("failed") if "failed" in answered.columns else None
+        if failed is not None:
+            scores.setdefault("failed", []).append(failed.float())
         for name in (name for name in answered.columns if name == "scores" or name.startswith("rewards/")):
             column = answered.row(name)
-            if "failed" in answered.columns:
-                column = column.masked_fill(answered.row("failed"), math.nan)
-            scores.setdefault(name, []).append(column)
+            scores.setdefault(name, []).append(column if failed is None else column.masked_fill(failed, math.nan))
     if reward is None:
         return {}, samples
     return _scores(
@@ -113,12 +115,14 @@ def evaluate_responses(
 def _scores(found: Mapping[str, Tensor], sources: Sequence[str], samples_per_prompt: int, what: str) -> Metrics:
     scores = found["scores"]
     metrics = {}
-    parts = [name for name in found if name != "scores"]
+    parts = [name for name in found if name.startswith("rewards/")]
     for source in dict.fromkeys(sources):
         rows = torch.tensor([name == source for name in sources])
         chosen = scores[rows]
         for part in parts if len(parts) > 1 else []:
             metrics |= _part(f"val-aux/{source}/{part.removeprefix('rewards/')}", found[part][rows])
+        if "failed" in found:
+            metrics[f"val-aux/{source}/failed_fraction"] = _mean(found["failed"][rows])
         name, samples = f"val-core/{source}/{what}", samples_per_prompt
         metrics[f"{name}/mean@{samples}"] = _mean(chosen)
         if samples > 1:
@@ -128,9 +132,9 @@ def _scores(found: Mapping[str, Tensor], sources: Sequence[str], samples_per_pro
 
 
 def _mean(scores: Tensor) -> Measure:
-    """The mean of scores without NaN, which failed episodes have; 0 if there are no others."""
+    """The mean of scores without NaN, which failed episodes have; NaN if there are no others."""
     scored = scores[~scores.isnan()]
-    return mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
+    return mean(float(scored.mean()), len(scored))
 
 
 def _part(name: str, scores: Tensor) -> Metrics:

@@ -58,7 +58,8 @@ def batch_metrics(batch: BatchRef) -> Metrics:
         if name.startswith("rewards/"):
             column = batch.row(name)[counts]
             scored = column[~torch.isnan(column)]
-            metrics[f"{name}/mean"] = mean(float(scored.mean()) if len(scored) else 0.0, len(scored))
+            if len(scored):
+                metrics[f"{name}/mean"] = mean(float(scored.mean()), len(scored))
             if len(scored) < len(column):
                 metrics[f"{name}/not_scored"] = total(len(column) - len(scored))
     for name, parts in batch.metrics_by_shard("rewards/").items():
@@ -68,10 +69,8 @@ def batch_metrics(batch: BatchRef) -> Metrics:
 
 
 def _has_score(batch: BatchRef) -> torch.Tensor:
-    """Which rows [B] have a score of their own: all, except failed episodes, unless all episodes failed."""
-    if "failed" not in batch.columns or bool(batch.row("failed").all()):
-        return torch.ones(len(batch), dtype=torch.bool)
-    return ~batch.row("failed")
+    """Which rows [B] have a score of their own: all, except failed episodes."""
+    return ~batch.row("failed") if "failed" in batch.columns else torch.ones(len(batch), dtype=torch.bool)
 
 
 def episode_metrics(counted: Mapping[str, Sequence[tuple[float, int]]]) -> Metrics:

@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 300
 
 
 class EpisodeLog:
-    """Logs each kind of event once, except failures, and raises `EpisodeError` at too many of those."""
+    """Logs each kind of event once, except failures, and raises `EpisodeError` for too many of these."""
 
     def __init__(self, config: EnvironmentSettings, max_response_tokens: int) -> None:
         self._config = config
@@ -64,7 +64,10 @@ class EpisodeLog:
         logger.warning("%s uid=%d sample_index=%d starts again: %s", self._config.chosen, *name, reason)
 
     def failure(self, name: RowName, turns: int, reason: str) -> None:
-        """An episode has failed. Raises `EpisodeError` if more have than `environment.error_budget` allows."""
+        """An episode has failed. Raises `EpisodeError` if more have than `environment.error_budget` allows.
+
+        Logs the first ten failures, then every tenth up to the hundredth, every hundredth up to the thousandth, etc.
+        """
         self._num_failures += 1
         failures, budget = self._num_failures, self._config.error_budget
         where = f"uid={name[0]} sample_index={name[1]}, replies so far: {turns}"
@@ -74,8 +77,9 @@ class EpisodeLog:
                 f" environment.error_budget={budget} allows {budget}.",
                 remedy="Fix the environment, or raise environment.error_budget.",
             )
-        words = "environment failures=%d environment.error_budget=%d (%s): %s"
-        logger.warning(words, failures, budget, where, reason)
+        if failures % 10 ** (len(str(failures)) - 1) == 0:
+            words = "environment failures=%d environment.error_budget=%d (%s): %s"
+            logger.warning(words, failures, budget, where, reason)
 
     def limits(self, limited: Mapping[str | None, int], num_ended: int) -> None:
         """Warns of each limit that most episodes have reached."""

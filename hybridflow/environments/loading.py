@@ -1,7 +1,7 @@
 """Loads the class or coroutine that `environment` names, and checks what can be known of it before an episode."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,15 +65,7 @@ def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
     if inspect.iscoroutinefunction(found):
         return _coroutine(found, config, is_trusted=is_trusted)
     if isinstance(found, list | tuple):
-        Toolbox.of(found, owner=None)
-        return LoadedEnvironment(
-            partial(Tools, found),
-            is_coroutine=False,
-            takes_seed=False,
-            is_trusted=False,
-            gives_rewards=False,
-            kind=f"tools ({len(found)})",
-        )
+        return _of_tools(found, name)
     if not callable(found):
         raise ConfigError(
             f"environment: {name} is of type {type(found).__name__}, not a class or coroutine function.",
@@ -104,6 +96,20 @@ def made(environment: LoadedEnvironment, config: EnvironmentSettings) -> object:
             f" {described(error, callers={__file__})}.",
             remedy="Give the class defaults for its arguments, or set them in environment.settings.",
         ) from error
+
+
+def _of_tools(found: Sequence[object], name: str) -> LoadedEnvironment:
+    if not found:
+        raise ConfigError(f"environment={name} is an empty list.", remedy="Add typed functions with docstrings.")
+    Toolbox.of(found, owner=None)
+    return LoadedEnvironment(
+        partial(Tools, found),
+        is_coroutine=False,
+        takes_seed=False,
+        is_trusted=False,
+        gives_rewards=False,
+        kind=f"tools ({len(found)})",
+    )
 
 
 def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:

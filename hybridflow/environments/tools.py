@@ -143,7 +143,7 @@ def tool_schema(function: Callable[..., object]) -> Tool:
         return get_json_schema(function)
     except Exception as error:  # DocstringParsingException and TypeHintParsingException have no common base class
         raise ConfigError(
-            f"The tool '{function.__name__}' cannot be described to the model: {error}",
+            f"The tool '{getattr(function, '__name__', function)}' cannot be described to the model: {error}",
             remedy="Give it a docstring with a description, an 'Args:' section that describes each argument, and a"
             " type for each argument.",
         ) from error

@@ -37,6 +37,7 @@ _STALENESS = "async/staleness/mean"
 
 _EVAL_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>[^/]+)/(?P<of>mean|pass)@(?P<samples>\d+)")
 _HELD_OUT_NAME = re.compile(r"val-core/(?P<source>.+)/(?P<what>acc|loss|margin|perplexity)")
+_FAILED_NAME = re.compile(r"val-aux/(?P<source>.+)/failed_fraction")
 _PART_NAME = re.compile(r"val-aux/(?P<source>.+)/(?P<what>[^/]+)/mean")
 
 
@@ -210,8 +211,10 @@ def eval_label(name: str) -> str:
     """`val-core/calculator/acc/mean@1` -> `calculator exact match`; unknown names are unchanged.
 
     `val-core/pairs/acc`, a metric of held-out rows -> `pairs held-out accuracy`; `val-aux/calculator/format/mean`, one
-    of several rewards -> `calculator reward format`.
+    of several rewards -> `calculator reward format`; `val-aux/games/failed_fraction` -> `games failed episodes`.
     """
+    if failed := _FAILED_NAME.fullmatch(name):
+        return f"{failed['source']} failed episodes"
     if part := _PART_NAME.fullmatch(name):
         return f"{part['source']} reward {part['what']}"
     if held_out := _HELD_OUT_NAME.fullmatch(name):

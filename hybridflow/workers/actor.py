@@ -108,7 +108,7 @@ class ActorWorker(ModelWorker):
     @transfer(
         MINIBATCHES,
         requires=("prompt_ids", "response_ids", "response_mask", "advantages"),
-        optional=(*LOSS_COLUMNS, "fork_starts", "weight_version", "version_runs", "truncated"),
+        optional=(*LOSS_COLUMNS, "fork_starts", "weight_version", "version_runs", "truncated", "failed"),
         other_requires=PRETRAINING_COLUMNS,
     )
     def update(self, batch: Batch, pretraining: Batch | None = None) -> Metrics:

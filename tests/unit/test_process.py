@@ -70,6 +70,12 @@ def test_new_objects_are_examined_less_often_until_the_block_ends():
             pass
         assert gc.get_freeze_count() > 0
     assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, 0)
+    gc.set_threshold(0, *usual[1:])
+    try:
+        with frozen():
+            assert gc.get_threshold()[0] == 0, "it stays off"
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_an_ended_process_has_written_everything_and_freed_nothing(tmp_path: Path):

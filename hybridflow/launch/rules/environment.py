@@ -95,17 +95,18 @@ def _size_problems(config: Experiment) -> Iterator[Problem]:
             f" rollout.parallelism.pipeline={shape.pipeline}: each rank would play its own episodes.",
             remedy="Use rollout.parallelism.tensor=1 and rollout.parallelism.pipeline=1.",
         )
-    if config.data.max_response_tokens < settings.max_turns:
-        yield Advice(
-            f"data.max_response_tokens={config.data.max_response_tokens} is less than a token for each of the"
-            f" environment.max_turns={settings.max_turns} replies of an episode, so most episodes will be cut off.",
-            remedy="Raise data.max_response_tokens, which counts all replies and observations of an episode.",
-        )
     if settings.max_turn_tokens is not None and settings.max_turn_tokens > config.data.max_response_tokens:
         yield ConfigError(
             f"environment.max_turn_tokens={settings.max_turn_tokens} is more than a whole episode may have:"
             f" data.max_response_tokens={config.data.max_response_tokens}.",
             remedy="Raise data.max_response_tokens, which counts all replies and observations of an episode.",
+        )
+    elif config.data.max_response_tokens < settings.max_turns:
+        yield Advice(
+            f"data.max_response_tokens={config.data.max_response_tokens} is less than a token for each of the"
+            f" environment.max_turns={settings.max_turns} replies of an episode, so most episodes will be cut off.",
+            remedy="Raise data.max_response_tokens, which counts all replies and observations of an episode, or lower"
+            " environment.max_turns.",
         )
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +59,11 @@ def test_every_number_format_comes_back_bit_for_bit(dtype):
     again = from_bytes(as_bytes(tensor))
     assert again.dtype is dtype
     assert torch.equal(again, tensor)
+
+
+def test_a_tensor_whose_bytes_are_missing_is_an_error():
+    with pytest.raises(RuntimeError, match="stride"):
+        from_bytes((np.empty(0, dtype=np.uint8), "float32", (2,)))
 
 
 def test_empty_and_strided_tensors_come_back():

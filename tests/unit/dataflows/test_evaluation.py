@@ -1,5 +1,7 @@
 """Held-out prompts, answered and scored."""
 
+import math
+
 import pytest
 import torch
 
@@ -86,22 +88,31 @@ def test_failed_episodes_are_left_out_of_an_evaluation(toy_dir, tmp_path):
         def generate(self, prompts, purpose="train"):
             return roles.groups["rollout"].generate(prompts, purpose).join(Batch.of(rows={"failed": lost}))
 
-    metrics, _ = evaluate_responses(
-        Loses(),
-        roles.groups["reward"],
-        Parts(prompts, 1, lambda done, total: None),
-        samples_per_prompt=2,
-        sample_rows=0,
-        decode=lambda ids: [""] * len(ids),
-        what="acc",
-    )
+    def evaluate():
+        return evaluate_responses(
+            Loses(),
+            roles.groups["reward"],
+            Parts(prompts, 1, lambda done, total: None),
+            samples_per_prompt=2,
+            sample_rows=0,
+            decode=lambda ids: [""] * len(ids),
+            what="acc",
+        )
+
+    metrics, _ = evaluate()
     # of the prompts with the scores 0, 1, 4, 9 and 16, the first two have lost a sample, and the third both
     assert {name: (measure.value, measure.weight) for name, measure in metrics.items()} == {
         "val-core/easy/acc/mean@2": (pytest.approx((0 + 16 + 16) / 3), 3),
         "val-core/easy/acc/pass@2": ((0 + 16) / 2, 2),
         "val-core/sums/acc/mean@2": (pytest.approx((1 + 9 + 9) / 3), 3),
         "val-core/sums/acc/pass@2": ((1 + 9) / 2, 2),
+        "val-aux/easy/failed_fraction": (0.25, 4),
+        "val-aux/sums/failed_fraction": (0.5, 6),
     }
+    lost[:] = True
+    metrics, _ = evaluate()
+    means = [measure.value for name, measure in metrics.items() if name.startswith("val-core/")]
+    assert len(means) == 4 and all(math.isnan(value) for value in means), "a run of failures has no score, not 0"
 
 
 def test_of_several_functions_each_has_its_own_mean(toy_dir, tmp_path):

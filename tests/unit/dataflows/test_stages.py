@@ -55,13 +55,12 @@ def test_the_fraction_of_groups_without_spread_is_reported_if_there_are_groups()
     assert "frac_reward_zero_std" not in measured([1.0] * 4, uid=torch.arange(4))
 
 
-@pytest.mark.parametrize(
-    ("scores", "mean", "weight"), [([1.0, math.nan, 0.0, 0.5], 0.5, 3), ([math.nan] * 4, 0.0, 0)], ids=["some", "none"]
-)
-def test_each_function_has_its_mean_over_the_responses_that_it_scored(scores, mean, weight):
-    found = measured([1.0] * 4, **{"rewards/format": torch.tensor(scores)})
-    assert (found["rewards/format/mean"].value, found["rewards/format/mean"].weight) == (mean, weight)
-    assert found["rewards/format/not_scored"].value == 4 - weight
+def test_each_function_has_its_mean_over_the_responses_that_it_scored():
+    found = measured([1.0] * 4, **{"rewards/format": torch.tensor([1.0, math.nan, 0.0, 0.5])})
+    assert (found["rewards/format/mean"].value, found["rewards/format/mean"].weight) == (0.5, 3)
+    assert found["rewards/format/not_scored"].value == 1
+    found = measured([1.0] * 4, **{"rewards/format": torch.full((4,), math.nan)})
+    assert "rewards/format/mean" not in found and found["rewards/format/not_scored"].value == 4
 
 
 def test_failed_episodes_have_no_score_of_their_own():
@@ -69,7 +68,7 @@ def test_failed_episodes_have_no_score_of_their_own():
     found = measured(scores, failed=failed, **{"rewards/format": torch.tensor(scores)})
     assert (found["critic/score/mean"].value, found["critic/score/mean"].weight) == (0.5, 2)
     assert (found["rewards/format/mean"].value, found["rewards/format/mean"].weight) == (0.5, 2)
-    assert measured(scores, failed=torch.ones(4, dtype=torch.bool))["critic/score/mean"].value == 0.25
+    assert "critic/score/mean" not in measured(scores, failed=torch.ones(4, dtype=torch.bool))
 
 
 def test_information_of_environments_is_averaged_over_the_episodes_that_have_it():

@@ -105,6 +105,7 @@ TOOLS = [add]
 """As TRL's `tools=[...]`, and functions with verl's `@function_tool`."""
 
 UNTYPED_TOOLS = [lambda first: first]
+NO_TOOLS = []
 
 
 class Duel:

@@ -99,6 +99,7 @@ def test_environments_of_hybridflow_are_not_taken_for_others(name):
         ("make", {"env_id": "unknown"}, "KeyError"),
         ("make", {"env_id": "nothing"}, "returns a SimpleNamespace"),
         ("UNTYPED_TOOLS", {}, "cannot be described to the model"),
+        ("NO_TOOLS", {}, "is an empty list"),
     ],
 )
 def test_what_cannot_be_run_is_an_error_with_a_remedy(name, settings, found):

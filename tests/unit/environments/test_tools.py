@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 
 import hypothesis
 import pytest
@@ -174,6 +175,8 @@ def test_a_function_that_cannot_be_described_is_an_error():
     with pytest.raises(ConfigError, match="'silent' cannot be described") as error:
         tool_schema(silent)
     assert "docstring" in error.value.remedy
+    with pytest.raises(ConfigError, match="partial.* cannot be described"):
+        Toolbox.of([partial(calculate, 1)], owner=None)
     with pytest.raises(ConfigError, match="not a list of functions"):
         Toolbox.of("add", object())
 

@@ -239,6 +239,8 @@ def test_rewards_are_reported_per_sequence(toy_dir):
     metrics = worker.update(batch)
     assert [metrics[f"critic/rewards/{part}"].value for part in ("mean", "max", "min")] == [2.5, 5.0, 0.0]
     assert {"critic/advantages/mean", "actor/grad_norm", "actor/lr"} <= metrics.keys()
+    metrics = worker.update(batch.with_columns(rows={"failed": torch.arange(6) < 3}))
+    assert [metrics[f"critic/rewards/{part}"].value for part in ("mean", "max", "min")] == [4.0, 5.0, 3.0]
 
 
 def test_evaluation_has_its_own_settings_and_draws_the_same_each_time(toy_dir):

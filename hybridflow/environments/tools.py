@@ -58,7 +58,7 @@ class Toolbox:
 
         Raises `ConfigError` if two of them have the same name.
         """
-        if not isinstance(declared, Sequence) or not all(callable(t) or isinstance(t, CallableTool) for t in declared):
+        if not isinstance(declared, Sequence) or not all(map(_is_tool, declared)):
             raise ConfigError(
                 f"tools={str(declared)[:80]} is not a list of functions.", remedy="Write tools = [function, ...]."
             )
@@ -91,6 +91,10 @@ class Toolbox:
         except EpisodeError as error:
             return ToolAnswer(error.message)
         return answer if isinstance(answer, ToolAnswer) else ToolAnswer(str(answer))
+
+
+def _is_tool(tool: object) -> bool:
+    return isinstance(tool, CallableTool) or inspect.isroutine(tool)
 
 
 def _bound(tool: Callable[..., object], owner: object) -> Callable[..., object]:
@@ -143,7 +147,7 @@ def tool_schema(function: Callable[..., object]) -> Tool:
         return get_json_schema(function)
     except Exception as error:  # DocstringParsingException and TypeHintParsingException have no common base class
         raise ConfigError(
-            f"The tool '{getattr(function, '__name__', function)}' cannot be described to the model: {error}",
+            f"The tool '{function.__name__}' cannot be described to the model: {error}",
             remedy="Give it a docstring with a description, an 'Args:' section that describes each argument, and a"
             " type for each argument.",
         ) from error

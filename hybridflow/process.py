@@ -64,6 +64,11 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
+def num_cores() -> int:
+    """The number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 @contextmanager
 def frozen() -> Iterator[None]:
     """A block in which the objects that exist already are not examined for garbage, and others less often.
@@ -73,7 +78,7 @@ def frozen() -> Iterator[None]:
     """
     is_frozen, thresholds = gc.get_freeze_count() > 0, gc.get_threshold()
     gc.freeze()
-    if thresholds[0]:  # 0 turns it off
+    if thresholds[0]:  # with 0, collection is off
         gc.set_threshold(max(thresholds[0], _NEW_OBJECTS), *thresholds[1:])
     try:
         yield

@@ -59,7 +59,7 @@ def as_bytes(tensor: Tensor) -> Payload:
 def from_bytes(payload: Payload) -> Tensor:
     """The tensor that `as_bytes` converted; it shares the memory of the array."""
     array, dtype, shape = payload
-    if array.size == 0 and 0 in shape:  # an empty array cannot be viewed as another type
+    if 0 in shape:  # an empty array cannot be viewed as another type
         return torch.empty(shape, dtype=getattr(torch, dtype))
     return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
 

@@ -83,12 +83,12 @@ def evaluate_responses(
     `sample_rows` is a function, it gets all samples, part by part, so that memory does not grow with their number.
 
     The metrics are `val-core/<source>/<what>/mean@N`; with several samples, also `pass@N` of the best; with several
-    functions, `val-aux/<source>/<function>/mean`; of an environment, `val-aux/<source>/failed_fraction`, the fraction
-    of episodes that failed, which have no score. `what` is `acc` if a score of 1 means a correct answer, otherwise
+    functions, `val-aux/<source>/<function>/mean`; with an environment, `val-aux/<source>/failed_fraction`, the fraction
+    of its episodes that failed, which have no score. `what` is `acc` if a score of 1 means a correct answer, otherwise
     `reward`. Without a reward there are samples only. `decode` converts tokens to text for the sample table, which
     also has token ids if it is `with_ids`.
     """
-    scores: dict[str, list[Tensor]] = {}
+    columns: dict[str, list[Tensor]] = {}
     sources: list[str] = []
     samples: list[Sample] = []
     for prompts in parts:
@@ -99,16 +99,19 @@ def evaluate_responses(
         if wanted:
             shown = samples_of(answered.take(range(wanted)).fetch(), decode, split="eval", with_ids=with_ids)
             (samples.extend if isinstance(sample_rows, int) else sample_rows)(shown)
-        failed = answered.row("failed") if "failed" in answered.columns else None
-        if failed is not None:
-            scores.setdefault("failed", []).append(failed.float())
-        for name in (name for name in answered.columns if name == "scores" or name.startswith("rewards/")):
-            column = answered.row(name)
-            scores.setdefault(name, []).append(column if failed is None else column.masked_fill(failed, math.nan))
+        found = {
+            name: answered.row(name) for name in answered.columns if name == "scores" or name.startswith("rewards/")
+        }
+        if "failed" in answered.columns:
+            failed = answered.row("failed")
+            found = {name: column.masked_fill(failed, math.nan) for name, column in found.items()}
+            found["failed"] = failed.float()
+        for name, column in found.items():
+            columns.setdefault(name, []).append(column)
     if reward is None:
         return {}, samples
     return _scores(
-        {name: torch.cat(parts) for name, parts in scores.items()}, sources, samples_per_prompt, what
+        {name: torch.cat(parts) for name, parts in columns.items()}, sources, samples_per_prompt, what
     ), samples
 
 
@@ -120,7 +123,8 @@ def _scores(found: Mapping[str, Tensor], sources: Sequence[str], samples_per_pro
         rows = torch.tensor([name == source for name in sources])
         chosen = scores[rows]
         for part in parts if len(parts) > 1 else []:
-            metrics |= _part(f"val-aux/{source}/{part.removeprefix('rewards/')}", found[part][rows])
+            if (measure := _mean(found[part][rows])).weight:
+                metrics[f"val-aux/{source}/{part.removeprefix('rewards/')}/mean"] = measure
         if "failed" in found:
             metrics[f"val-aux/{source}/failed_fraction"] = _mean(found["failed"][rows])
         name, samples = f"val-core/{source}/{what}", samples_per_prompt
@@ -131,16 +135,10 @@ def _scores(found: Mapping[str, Tensor], sources: Sequence[str], samples_per_pro
     return metrics
 
 
-def _mean(scores: Tensor) -> Measure:
-    """The mean of scores without NaN, which failed episodes have; NaN if there are no others."""
-    scored = scores[~scores.isnan()]
-    return mean(float(scored.mean()), len(scored))
-
-
-def _part(name: str, scores: Tensor) -> Metrics:
-    """The mean score of a function over the responses that it scored."""
-    scored = scores[~scores.isnan()]
-    return {f"{name}/mean": mean(float(scored.mean()), len(scored))} if len(scored) else {}
+def _mean(values: Tensor) -> Measure:
+    """The mean of the values that are not NaN; NaN, with weight 0, if there are none."""
+    found = values[~values.isnan()]
+    return mean(float(found.mean()), len(found))
 
 
 def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = False) -> list[Sample]:

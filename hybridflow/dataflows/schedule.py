@@ -16,12 +16,12 @@ from hybridflow.observability.jsonlines import Json, JsonLinesFile
 SCHEDULE_FILE = "schedule.jsonl"
 
 _KEY = "asynchrony.replay"
-_RESUMED = b'{"resumed": true}'
+_RESUMED: dict[str, Json] = {"resumed": True}
 
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """A line."""
+    """A training step of the schedule."""
 
     yielded: Sequence[Sequence[int]]
     """Decoding steps of each replica, for each call that has ended since the step before."""
@@ -57,7 +57,7 @@ class Schedule:
         """Writes the line of a step; raises if the step that is repeated has trained on other groups."""
         yielded = [[*each] for each in self._yielded]
         if self._is_resumed and self._path.is_file():
-            self._append(json.loads(_RESUMED))
+            self._append(_RESUMED)
         self._is_resumed = False
         self._append({"step": step + 1, "yielded": yielded, "trained": [*trained]})
         self._yielded = []
@@ -89,7 +89,7 @@ def recorded_steps(run_dir: Path) -> list[RecordedStep]:
             key=_KEY,
         )
     *lines, _ = path.read_bytes().split(b"\n")  # what follows the last line break is empty, or a torn line
-    if any(line == _RESUMED for line in lines):
+    if json.dumps(_RESUMED).encode() in lines:
         raise ConfigError(
             f"{_KEY}={run_dir}: the run was resumed, or continued after a fault, and generated groups again.",
             remedy="Repeat a run that was not interrupted.",

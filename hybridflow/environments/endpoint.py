@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RequestError(
                 "A request needs a Content-Length.", status=HTTPStatus.LENGTH_REQUIRED, code="length_required"
             )
-        if (size := float(length)) > _MOST_BYTES:
+        if (size := float(length)) > _MOST_BYTES:  # int() refuses thousands of digits
             self.close_connection = True
             raise RequestError(
                 f"The body has more than {_MOST_BYTES} bytes.",

@@ -39,7 +39,7 @@ class LoadedEnvironment:
     """False for tools alone: other functions score its episodes."""
 
     kind: str | None = None
-    """The other system that it is written for, or the form of tools; None for environments of hybridflow."""
+    """What was recognized, for the log: another system's interface, or tools; None for environments of hybridflow."""
 
 
 def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:
@@ -181,8 +181,9 @@ def _check_class(found: type, config: EnvironmentSettings) -> None:
     elif config.settings:
         _check_names(config, [])
     declared = inspect.getattr_static(found, "tools", None)
-    if isinstance(declared, list | tuple) and found.__new__ is object.__new__:
-        Toolbox.of(declared, owner=object.__new__(found))
+    is_plain = found.__new__ is object.__new__ and not inspect.isabstract(found)
+    if isinstance(declared, list | tuple) and is_plain:
+        Toolbox.of(declared, owner=object.__new__(found))  # without __init__: only methods are bound to it
 
 
 def _check_names(config: EnvironmentSettings, known: list[str]) -> None:

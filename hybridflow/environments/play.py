@@ -97,7 +97,7 @@ class EpisodePlayer:
 
     def play(self, prompts: Batch, sampler: ReplySampler, *, seed: int, is_evaluation: bool = False) -> Batch:
         """The episodes of the rows, in order; see `episode_columns`. Returns of an evaluation are not discounted."""
-        running = RunningEpisodes(seed, self._numbers, start_together=True)
+        running = RunningEpisodes(seed, self._numbers, is_whole_batch=True)
         places = self.add(running, prompts)
         try:
             while running.are_left:
@@ -148,7 +148,7 @@ class EpisodePlayer:
             self._end(running, number, DEADLINE)
 
     def excuse(self, seconds: float) -> None:
-        """Gives environments more time: `advance` has not been called for so long."""
+        """Gives environments more time: the player has not listened to them for so long."""
         self._stage.excuse(seconds)
 
     def clear_caches(self) -> None:
@@ -169,7 +169,7 @@ class EpisodePlayer:
         limited = Counter(result.limit for result in results if result.ended is not None)
         self._log.limits(limited, len(results))
         found[f"{COUNTED}failures"] += sum(result.ended is None for result in results)
-        limits = LIMITS if running.start_together else [*LIMITS, DEADLINE]
+        limits = LIMITS if running.is_whole_batch else [*LIMITS, DEADLINE]
         counts: Meta = {f"{LIMITED}{limit}": float(limited[limit]) for limit in limits}
         counts |= {name: float(count) for name, count in found.items() if count}
         discount = None if is_evaluation or self._config.credit is Credit.outcome else self._discount
@@ -213,7 +213,7 @@ class EpisodePlayer:
         Episodes of one turn that start together are sampled as one batch, as responses without an environment are: the
         same tokens as one by one, and bitwise equal log-probabilities.
         """
-        is_first = running.start_together and not running.sampling and not running.results
+        is_first = running.is_whole_batch and not running.sampling and not running.results
         return self._config.max_turns == 1 and is_first and len(running.asking) < len(running.episodes)
 
     def _check_template(self, prompts: Batch) -> None:
@@ -331,7 +331,7 @@ class EpisodePlayer:
             running.sampling |= dict(zip(names, numbers, strict=True))
 
     def take(self, running: RunningEpisodes, sampled: Batch) -> None:
-        """Replies that have been sampled go to their environments with the next `advance`."""
+        """Replies that have been sampled go to their environments with the next `deliver`."""
         running.meta = sampled.meta
         running.version = max(sampled.row("weight_version").tolist(), default=running.version)
         ids = sampled.tokens("response_ids")

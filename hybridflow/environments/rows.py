@@ -167,8 +167,8 @@ def _version_runs(
         raise EpisodeError(
             f"None of the {len(results)} episodes of this rank has a reply of the model ({failed} of them failed):"
             " there is nothing to train on.",
-            remedy="The log has the reason of each failure. An episode that does not fail must ask the model at least"
-            " once before it ends.",
+            remedy="The log has the reasons of the first failures. An episode that does not fail must ask the model at"
+            " least once before it ends.",
         )
     others = [] if version is None else [(version, 0)]
     return [own or others for own in runs]

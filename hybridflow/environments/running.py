@@ -67,8 +67,8 @@ class RunningEpisodes:
     sampled), or its reply is being sampled (`sampling`).
     """
 
-    def __init__(self, seed: int, numbers: count, *, start_together: bool = False) -> None:
-        """`start_together`: all are added before the first `advance` of a player."""
+    def __init__(self, seed: int, numbers: count, *, is_whole_batch: bool = False) -> None:
+        """`is_whole_batch`: all episodes are added before the first of them is played."""
         self.waiting: deque[Episode] = deque()
         """Episodes that have not started."""
 
@@ -92,7 +92,7 @@ class RunningEpisodes:
         self.counts: Counter[str] = Counter()
         """Numbers of events, by the names of their metrics."""
 
-        self.start_together = start_together
+        self.is_whole_batch = is_whole_batch
         self._seed = seed
         self._numbers = numbers
         self._num_rows = 0

@@ -1,6 +1,5 @@
 """Stages, on which episodes run: in the rollout's own process, or each in a process with time limits."""
 
-import os
 from collections.abc import Coroutine, Generator, Mapping
 from typing import Protocol
 
@@ -21,11 +20,11 @@ from hybridflow.environments.loading import LoadedEnvironment, load_environment
 from hybridflow.environments.process_stage import ProcessStage
 from hybridflow.errors import EpisodeError
 from hybridflow.observability.activity import ACTIVITY, FOREVER
+from hybridflow.process import num_cores
 
-PROCESSES_PER_CORE = 8
-"""Processes per rank for environments that are not built in, which mostly wait; importing them occupies the cores."""
-
-LEAST_PROCESSES, MOST_PROCESSES = 16, 64
+_PER_CORE, _LEAST, _MOST = 8, 16, 64
+"""Default processes of a rank, per CPU core and in all: environments mostly wait, but importing them takes the cores'
+time."""
 
 
 class Stage(Protocol):
@@ -74,7 +73,7 @@ def _num_processes(config: EnvironmentSettings, environment: LoadedEnvironment) 
         return config.processes
     if environment.is_trusted:
         return 0
-    return min(max(LEAST_PROCESSES, PROCESSES_PER_CORE * (os.cpu_count() or 1)), MOST_PROCESSES)
+    return min(max(_LEAST, _PER_CORE * num_cores()), _MOST)
 
 
 class LocalStage:

@@ -29,7 +29,7 @@ SIGNS = (
         lambda value: value >= 1.0,
         "All episodes fail",
         "no episode has a score of its own, so nothing is being learned (environment/failed_fraction=1)",
-        "The warnings in the log have the reason of each failure. Fix the environment, or give it more time"
+        "The warnings in the log have the reasons of the first failures. Fix the environment, or give it more time"
         " (environment.step_seconds, environment.episode_seconds).",
     ),
     _Sign(

@@ -211,10 +211,10 @@ def eval_label(name: str) -> str:
     """`val-core/calculator/acc/mean@1` -> `calculator exact match`; unknown names are unchanged.
 
     `val-core/pairs/acc`, a metric of held-out rows -> `pairs held-out accuracy`; `val-aux/calculator/format/mean`, one
-    of several rewards -> `calculator reward format`; `val-aux/games/failed_fraction` -> `games failed episodes`.
+    of several rewards -> `calculator reward format`; `val-aux/games/failed_fraction` -> `games failed fraction`.
     """
     if failed := _FAILED_NAME.fullmatch(name):
-        return f"{failed['source']} failed episodes"
+        return f"{failed['source']} failed fraction"
     if part := _PART_NAME.fullmatch(name):
         return f"{part['source']} reward {part['what']}"
     if held_out := _HELD_OUT_NAME.fullmatch(name):

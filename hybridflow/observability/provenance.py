@@ -14,6 +14,7 @@ import psutil
 from hybridflow import __version__
 from hybridflow.observability.logs import log_to_file
 from hybridflow.optional import version_of
+from hybridflow.process import num_cores
 
 STARTED = "started hybridflow="
 """The beginning of the first line that a start writes to run.log."""
@@ -26,12 +27,11 @@ def log_start() -> None:
     """Writes the lines to run.log, not to the console."""
     versions = [f"python={platform.python_version()}"]
     versions += [f"{name}={number}" for name in _PACKAGES if (number := version_of(name))]
-    cpus = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     memory = f"{psutil.virtual_memory().total / 2**30:.0f}"
     for line in (
         f"{STARTED}{__version__} {' '.join(versions)}",
         f"command={shlex.join(sys.orig_argv)}",
-        f"host={socket.gethostname()} pid={os.getpid()} cpus={cpus} memory_gb={memory} gpus={_gpus()}"
+        f"host={socket.gethostname()} pid={os.getpid()} cpus={num_cores()} memory_gb={memory} gpus={_gpus()}"
         f" directory={Path.cwd()} commit={_commit()}",
     ):
         log_to_file(logging.INFO, line)

@@ -230,8 +230,14 @@ def token_summaries(batch: Batch, names: Mapping[str, str]) -> Metrics:
 
 
 def row_summaries(batch: Batch, column: str, name: str) -> Metrics:
-    """Mean, maximum and minimum over sequences of a token column's sums, as verl reports `critic/rewards`."""
-    return _summary(name, batch.tokens(column).row_sums()) if column in batch else {}
+    """Mean, maximum and minimum over sequences of a token column's sums, as verl reports `critic/rewards`.
+
+    Failed episodes do not count.
+    """
+    if column not in batch:
+        return {}
+    sums = batch.tokens(column).row_sums()
+    return _summary(name, sums[~batch.row("failed")] if "failed" in batch else sums)
 
 
 def columns_of(batch: Batch) -> dict[str, Tensor]:

@@ -60,8 +60,7 @@ class PolicyUpdate:
         check_temperature(batch.meta, self._setup.temperature)
         if self._algorithm.kl.placement is KLPlacement.loss:
             batch.require(("ref_logprobs",), stage="actor.update with algorithm.kl.placement=loss")
-        counted = batch.select(~batch.row("failed")) if "failed" in batch else batch
-        metrics = row_summaries(counted, "rewards", "critic/rewards")
+        metrics = row_summaries(batch, "rewards", "critic/rewards")
         metrics |= token_summaries(batch, {"advantages": "critic/advantages"})
 
         batch, correction = rollout_corrected(batch, self._algorithm, self._reduce)

@@ -73,7 +73,7 @@ def test_new_objects_are_examined_less_often_until_the_block_ends():
     gc.set_threshold(0, *usual[1:])
     try:
         with frozen():
-            assert gc.get_threshold()[0] == 0, "it stays off"
+            assert gc.get_threshold()[0] == 0, "collection stays off"
     finally:
         gc.set_threshold(*usual)
 

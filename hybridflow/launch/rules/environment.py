@@ -24,7 +24,7 @@ _REWARD = "environment"
 
 
 def environment_problems(plan: RunPlan) -> Iterator[Problem]:
-    """An environment that cannot run an episode, or whose rewards are not used."""
+    """An environment that cannot run an episode, or whose rewards are not used. Logs what was recognized."""
     config, settings = plan.config, plan.config.environment
     rewards = [role.reward for role in plan.roles if role.reward is not None]
     is_scored = any(_REWARD in reward.functions for reward in rewards)
@@ -80,7 +80,7 @@ def _server_problems(settings: EnvironmentSettings, *, is_coroutine: bool) -> It
         return
     if is_coroutine:
         yield Advice(
-            f"environment.mcp has no effect: environment={settings.name} is a coroutine, which chooses its own tools.",
+            f"environment.mcp has no effect: {settings.chosen} chooses its own tools.",
             remedy="Use an environment with reset and step, such as environment=tools.",
         )
         return

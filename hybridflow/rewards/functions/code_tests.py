@@ -4,7 +4,6 @@ import ast
 import builtins
 import json
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hybridflow.errors import ConfigError, RewardError
+from hybridflow.process import num_cores
 from hybridflow.rewards.interface import Completion, Prompt, text_of
 from hybridflow.rewards.sandbox.questions import question_of
 from hybridflow.rewards.sandbox.runs import Limits, Run, check_confinement, run_program
@@ -70,7 +70,7 @@ class CodeTestsReward:
         self._limits = Limits(cpu_seconds, wall_seconds, memory_mb, scratch_mb)
         self._max_tests = max_tests
         self._partial = partial
-        self._workers = workers or len(os.sched_getaffinity(0))
+        self._workers = workers or num_cores()
         self._is_confined = not unconfined
         self._has_warned = False
         if not unconfined:

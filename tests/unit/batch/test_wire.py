@@ -62,7 +62,7 @@ def test_every_number_format_comes_back_bit_for_bit(dtype):
 
 
 def test_a_tensor_whose_bytes_are_missing_is_an_error():
-    with pytest.raises(RuntimeError, match="stride"):
+    with pytest.raises(RuntimeError):
         from_bytes((np.empty(0, dtype=np.uint8), "float32", (2,)))
 
 

@@ -1,11 +1,14 @@
 """What is known to be wrong with an environment before an episode, and what to do about it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.interface import ModelInfo
 from hybridflow.environments.loading import load_environment
+from hybridflow.environments.stages import make_stage
 from hybridflow.errors import ConfigError
 
 FILE = Path(__file__).with_name("toy_environments.py")
@@ -47,20 +50,29 @@ def test_classes_and_coroutines_are_told_apart(name, is_coroutine):
     assert load_environment(EnvironmentSettings(name="kuhn_poker")).is_trusted
 
 
-@pytest.mark.parametrize(("argument", "is_error"), [("number", True), ("number: int", False)])
-def test_tools_of_a_class_are_checked_before_an_episode(tmp_path, argument, is_error):
-    file = tmp_path / "mine.py"
-    file.write_text(
+def with_tool(path, argument):
+    """An environment whose class has a tool with this argument."""
+    path.write_text(
         "class Mine:\n"
+        "    def __init__(self, start=0):\n        self.total = start\n\n"
         f"    def count(self, {argument}) -> str:\n"
         '        """Counts.\n\n        Args:\n            number: What to add.\n        """\n\n'
         "    tools = [count]\n\n"
         "    def reset(self, row):\n        return None\n\n"
         "    def step(self, action):\n        return '', 0.0, True, {}\n"
     )
-    settings = EnvironmentSettings(name=f"{file}:Mine")
-    if not is_error:
-        assert load_environment(settings).kind is None
-        return
+    return EnvironmentSettings(name=f"{path}:Mine")
+
+
+def test_tools_of_a_class_are_checked_before_an_episode(tmp_path):
     with pytest.raises(ConfigError, match="'count' cannot be described"):
-        load_environment(settings)
+        load_environment(with_tool(tmp_path / "untyped.py", "number"))
+    assert not load_environment(with_tool(tmp_path / "typed.py", "number: int")).is_coroutine
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 16), (4, 32), (64, 64)])
+def test_environments_of_ones_own_get_processes_by_the_number_of_cores(monkeypatch, tokenizer, cores, processes):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    info = ModelInfo(tokenizer, max_prompt_tokens=1, max_response_tokens=1, max_turns=1)
+    assert make_stage(EnvironmentSettings(name=f"{FILE}:Echo"), info).places == processes
+    assert make_stage(EnvironmentSettings(name="kuhn_poker"), info).places is None

@@ -218,7 +218,7 @@ def test_a_live_line_shows_what_fits(state, width, parts):
         ("val-core/gsm8k/acc/pass@8", "gsm8k exact match (best of 8)"),
         ("val-core/hh/margin", "hh held-out margin"),
         ("val-aux/a/b/exact_match/mean", "a/b reward exact_match"),
-        ("val-aux/games/failed_fraction", "games failed episodes"),
+        ("val-aux/games/failed_fraction", "games failed fraction"),
         ("critic/score/mean", "critic/score/mean"),
     ],
 )

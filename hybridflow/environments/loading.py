@@ -39,7 +39,7 @@ class LoadedEnvironment:
     """False for tools alone: other functions score its episodes."""
 
     kind: str | None = None
-    """What was recognized, for the log: another system's interface, or tools; None for environments of hybridflow."""
+    """For the log: the system whose interface was recognized, or tools; None for environments of hybridflow."""
 
 
 def load_environment(config: EnvironmentSettings) -> LoadedEnvironment:

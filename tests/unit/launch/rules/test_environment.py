@@ -1,6 +1,7 @@
 """Runs with an environment that cannot work, or in which it has no effect."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,7 @@ from hybridflow.launch.rules.environment import environment_problems
 from tests.unit.launch.plans import errors, judged, planned
 
 DISCOUNTED = ("environment.credit=return_to_go", "algorithm.gamma=0.9")
+ENVIRONMENTS = Path(__file__).parents[2] / "environments"
 RUN = ("environment=guess_number", "reward.functions=environment", "trainer.total_steps=1")
 
 
@@ -79,3 +81,12 @@ def test_what_is_discounted_per_reply_is_not_discounted_per_token_again():
         roles = {role.name: role.arguments for role in plan.roles}
         assert roles["actor"].rollout.gamma == by_reply
         assert roles["actor"].algorithm.gamma == roles["critic"].algorithm.gamma == by_token
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Tries", "an environment of SkyRL-Gym"), ("Once", None)])
+def test_the_log_says_once_what_was_recognized(caplog, name, kind):
+    file = ENVIRONMENTS / ("foreign_environments.py" if kind else "toy_environments.py")
+    with caplog.at_level(logging.INFO):
+        judged(planned(f"environment={file}:{name}", *RUN[1:]), environment_problems)
+    logged = [record.getMessage() for record in caplog.records if "kind=" in record.getMessage()]
+    assert logged == ([f"environment={file}:{name} kind='{kind}'"] if kind else [])

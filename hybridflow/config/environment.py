@@ -54,7 +54,7 @@ class EnvironmentSettings(Section):
 
     processes: Annotated[int | None, AT_LEAST_0] = None
     """Number of processes per rollout rank, each of which runs one episode at a time. 0: episodes run in the rollout's
-    own process, without time limits. null: 0 for built-in environments without `mcp`; otherwise 8 per processor core,
+    own process, without time limits. null: 0 for built-in environments without `mcp`; otherwise 8 per CPU core,
     from 16 to 64."""
 
     step_seconds: Annotated[float, ABOVE_0] = 30.0

@@ -12,7 +12,8 @@ from hybridflow.data.conversations import Prompt
 from hybridflow.data.loader import Rows
 from hybridflow.dataflows.interface import Dataflow
 from hybridflow.dataflows.roles import Sampler, Scorer
-from hybridflow.observability.metrics import Measure, Metrics, mean, measured
+from hybridflow.dataflows.stages import scored_mean
+from hybridflow.observability.metrics import Metrics, measured
 from hybridflow.observability.redaction import redacted_text
 from hybridflow.observability.samples import Sample, Turn
 from hybridflow.rewards.answers import expected_answer
@@ -123,22 +124,16 @@ def _scores(found: Mapping[str, Tensor], sources: Sequence[str], samples_per_pro
         rows = torch.tensor([name == source for name in sources])
         chosen = scores[rows]
         for part in parts if len(parts) > 1 else []:
-            if (measure := _mean(found[part][rows])).weight:
+            if (measure := scored_mean(found[part][rows])).weight:
                 metrics[f"val-aux/{source}/{part.removeprefix('rewards/')}/mean"] = measure
         if "failed" in found:
-            metrics[f"val-aux/{source}/failed_fraction"] = _mean(found["failed"][rows])
+            metrics[f"val-aux/{source}/failed_fraction"] = scored_mean(found["failed"][rows])
         name, samples = f"val-core/{source}/{what}", samples_per_prompt
-        metrics[f"{name}/mean@{samples}"] = _mean(chosen)
+        metrics[f"{name}/mean@{samples}"] = scored_mean(chosen)
         if samples > 1:
             best = chosen.nan_to_num(-math.inf).view(-1, samples).amax(1)
-            metrics[f"{name}/pass@{samples}"] = _mean(best.masked_fill(best.isinf(), math.nan))
+            metrics[f"{name}/pass@{samples}"] = scored_mean(best.masked_fill(best.isinf(), math.nan))
     return metrics
-
-
-def _mean(values: Tensor) -> Measure:
-    """The mean of the values that are not NaN; NaN, with weight 0, if there are none."""
-    found = values[~values.isnan()]
-    return mean(float(found.mean()), len(found))
 
 
 def samples_of(batch: Batch, decode: Decode, *, split: str, with_ids: bool = False) -> list[Sample]:

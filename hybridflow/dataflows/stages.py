@@ -9,7 +9,7 @@ from hybridflow.batch import Batch
 from hybridflow.batch.episode_counts import COUNTED, LIMITED, NUMBER, WITH_NUMBER
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future, wait
-from hybridflow.observability.metrics import Metrics, mean, merge, summary, total
+from hybridflow.observability.metrics import Measure, Metrics, mean, merge, summary, total
 
 _STAGE_OF_METHOD = {
     "generate": "gen",
@@ -57,15 +57,20 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     for name in batch.columns:
         if name.startswith("rewards/"):
             column = batch.row(name)[counts]
-            scored = column[~torch.isnan(column)]
-            if len(scored):
-                metrics[f"{name}/mean"] = mean(float(scored.mean()), len(scored))
-            if len(scored) < len(column):
-                metrics[f"{name}/not_scored"] = total(len(column) - len(scored))
+            if (measure := scored_mean(column)).weight:
+                metrics[f"{name}/mean"] = measure
+            if measure.weight < len(column):
+                metrics[f"{name}/not_scored"] = total(len(column) - measure.weight)
     for name, parts in batch.metrics_by_shard("rewards/").items():
         is_count = name.endswith("/failures")
         metrics |= merge([{name: total(value) if is_count else mean(value, rows)} for value, rows in parts])
     return metrics
+
+
+def scored_mean(values: torch.Tensor) -> Measure:
+    """The mean of the values that are not NaN; NaN, with weight 0, if there are none."""
+    found = values[~values.isnan()]
+    return mean(float(found.mean()), len(found))
 
 
 def _has_score(batch: BatchRef) -> torch.Tensor:

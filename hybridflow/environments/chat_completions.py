@@ -83,7 +83,8 @@ class ChatCompletions:
 
     A program sends the whole conversation each time, with replies as it got them. They are recognized by their content,
     and by what was said before them, and replaced by the messages that the transcript knows, so that the conversation
-    continues token by token. If a program leaves out earlier messages, a reply is the newest one of this content.
+    continues token by token. If a program leaves out earlier messages, a reply is taken to be the newest one with this
+    content.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,7 @@ from hybridflow.observability.activity import ACTIVITY, FOREVER
 from hybridflow.process import num_cores
 
 _PER_CORE, _LEAST, _MOST = 8, 16, 64
-"""Default processes of a rank, per CPU core and in all: environments mostly wait, but importing them takes the cores'
-time."""
+"""Default processes of a rank, per CPU core and in all: environments mostly wait, but importing them takes CPU time."""
 
 
 class Stage(Protocol):

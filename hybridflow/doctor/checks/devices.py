@@ -12,6 +12,7 @@ from hybridflow.doctor.check import Check, Place
 from hybridflow.doctor.checks.machine import number_in
 from hybridflow.doctor.finding import Finding, ok, problem, warning
 from hybridflow.observability.formatting import counted
+from hybridflow.process import num_cores
 
 _SMI = "nvidia-smi"
 _SMI_SECONDS = 20.0
@@ -24,7 +25,7 @@ _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
 def _cpus(place: Place) -> Iterator[Finding]:
-    cores, load = len(psutil.Process().cpu_affinity() or []) or os.cpu_count() or 1, psutil.getloadavg()[0]
+    cores, load = num_cores(), psutil.getloadavg()[0]
     quota = _quota()
     found = f"{counted(cores, 'core')}, load {load:.1f}"
     if quota is not None and quota < cores:

@@ -31,7 +31,7 @@ def rows(batch, name):
 
 def test_it_is_recognized():
     found = load_environment(EnvironmentSettings(name=f"{FILE}:TwoTurns"))
-    assert found.kind is not None and "an agent loop of verl" in found.kind
+    assert found.kind == "an agent loop of verl (AgentLoopBase)"
 
 
 def test_an_agent_loop_samples_the_same_tokens_as_the_same_episode_with_messages(tokenizer):

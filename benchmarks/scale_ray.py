@@ -17,6 +17,7 @@ from hybridflow.controller.backends.ray.host import Host, host_of
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
 from hybridflow.controller.worker_host import VALUE, AnswerForm
+from hybridflow.parallel import ParallelMesh
 
 
 class RayCrowd(RayBackend):
@@ -32,7 +33,10 @@ class RayCrowd(RayBackend):
 
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """Starts one actor, which all ranks of the pool share."""
-        played = replace(spec, worker_class=Instant, kwargs={"plays": spec.worker_class})
+        one_rank = ParallelMesh({"data": 1})
+        played = replace(
+            spec, worker_class=Instant, kwargs={"plays": spec.worker_class}, mesh=one_rank, generation_mesh=None
+        )
         alone = self._alone.setdefault(pool.name, ResourcePool(pool.name, 1))
         host = host_of(super().spawn(played, alone)[0])
         if pool.name not in self._crowds:

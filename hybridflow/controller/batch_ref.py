@@ -206,10 +206,10 @@ class BatchRef:
         wanted = None if columns is None else tuple(columns)
         if wanted is not None:
             self.require(wanted, stage="fetch")
-        taken = Taken()
+        taken = Taken.by(1)
         portion = self.portion(None, taken, wanted=wanted, required=wanted or ())
         self._backend.wait([call for call in self.pending() if call.number in taken.calls])
-        values = self._backend.get(taken.stored)
+        values = self._backend.get(taken.stored[0])
         self._backend.call_log.read(taken.calls)
         return assembled(portion, values, stage="fetch")
 
@@ -234,26 +234,26 @@ class BatchRef:
 
         The rank waits only for the stages that declare wanted columns or may have those that none declares.
         """
-        return self.portions([rows], [taken], wanted=wanted, required=required)[0]
+        return self.portions(None if rows is None else [rows], taken, wanted=wanted, required=required)[0]
 
     def portions(
         self,
-        rows: Sequence[Tensor | None],
-        taken: Sequence[Taken],
+        rows: Sequence[Tensor] | None,
+        taken: Taken,
         *,
         wanted: tuple[str, ...] | None = None,
         required: tuple[str, ...] = (),
         meta: Sequence[Meta] | None = None,
     ) -> list[Portion]:
-        """As `portion`, for several ranks, with further metadata for each."""
+        """As `portion`, for several ranks (None: one, which takes all rows), with further metadata for each."""
         declared = {name for view in self._views for name in view.table.declared}
         undeclared = None if wanted is None else frozenset(wanted) - declared
-        places, tables = Places(), []
+        places, tables = Places(rows), []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
             names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]
-            tables.append(view.parts(rows, names, undeclared, taken, places))
-        metas = [self._meta] * len(rows) if meta is None else [self._meta | own for own in meta]
+            tables.append(view.parts(places, names, undeclared, taken))
+        metas = [self._meta] * places.num_parts if meta is None else [self._meta | own for own in meta]
         return [
             Portion(parts, wanted, required, own) for parts, own in zip(zip(*tables, strict=True), metas, strict=True)
         ]

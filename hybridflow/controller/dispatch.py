@@ -159,7 +159,7 @@ def _arguments(
 ) -> list[Arguments]:
     """The arguments of each part, with each batch replaced by a portion: its share, or all of a batch that is not
     divided. With `is_per_rank`, other arguments have an entry per part; otherwise they are the same for all."""
-    taken = [Taken() for _ in range(num)]
+    taken = Taken.by(num)
     positions = count()
 
     def received(value: object) -> Sequence[object]:
@@ -168,18 +168,20 @@ def _arguments(
         own = shares.get(id(value), [Share()] * num)
         meta: list[Meta] = [{"minibatch_rows": each.minibatch_rows} if each.minibatch_rows else {} for each in own]
         wanted, required = method.spec.columns_of(next(positions))
-        return value.portions([each.rows for each in own], taken, wanted=wanted, required=required, meta=meta)
+        rows = [each.rows for each in own if each.rows is not None]
+        return value.portions(rows or None, taken, wanted=wanted, required=required, meta=meta)
 
     columns = [received(value) for value in args]
     named = {name: received(value) for name, value in kwargs.items()}
+    takes = frozenset(taken.calls)
     return [
         Arguments(
             tuple(column[part] for column in columns),
             {name: column[part] for name, column in named.items()},
-            tuple(own.stored),
-            frozenset(own.calls),
+            tuple(stored),
+            takes,
         )
-        for part, own in enumerate(taken)
+        for part, stored in enumerate(taken.stored)
     ]
 
 

@@ -1,11 +1,11 @@
 """Where the rows of all parts of a batch lie: which rows of which shards each part takes, and in which order.
 
 All parts are located at once, with arrays over all rows: a call to a thousand ranks would otherwise take a thousand
-times as many small operations.
+times as many small operations. Each rank receives its piece of these arrays as bytes, which are pickled at no cost.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,54 +13,115 @@ from torch import Tensor
 
 from hybridflow.batch.columns import Rows
 
+Items = TypeVar("Items", bytes, list[int])
 
-class Located(NamedTuple):
-    """The rows of one part: the numbers of shards with the rows taken of each, and the order of all rows taken (None if
-    they are in order)."""
-
-    shards: list[tuple[int, Rows]]
-    order: np.ndarray | None
+_NUMBER = np.dtype("<i4")
+_WHOLE = -1
+"""In place of the number of rows of a run: all rows of its shard."""
 
 
-def located(parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Located]:
-    """Where each part's rows lie; a part's positions [K] count through consecutive shards of the given `sizes`."""
-    index = torch.cat(list(parts)).numpy()
+class Runs(NamedTuple):
+    """Runs of consecutive rows of shards, by part, and in each part by shard."""
+
+    ends: np.ndarray
+    """[P] The number of runs of each part and all parts before it."""
+
+    shards: np.ndarray
+    """[R] The shard of each run."""
+
+    firsts: np.ndarray
+    """[R] The first row of each run in its shard."""
+
+    counts: np.ndarray
+    """[R] The number of rows of each run."""
+
+    orders: Sequence[bytes | None]
+    """For each part, the position of each of its rows among those that its runs give; None if they are in order."""
+
+    def read(self, widths: np.ndarray, slots: np.ndarray) -> tuple[list[bytes], list[list[int]]]:
+        """What tells each rank how to read its part (see `pieces`), and the shards that each part reads, in order.
+
+        A rank reads `widths` [S] objects of a shard, in consecutive slots; its first is in slot `slots` [P].
+        """
+        num_parts, num_runs = len(self.ends), len(self.shards)
+        if not num_runs:
+            return [b""] * num_parts, [[] for _ in range(num_parts)]
+        parts = np.repeat(np.arange(num_parts), np.diff(self.ends, prepend=0))
+        is_new = np.append(True, (self.shards[1:] != self.shards[:-1]) | (parts[1:] != parts[:-1]))
+        shards, parts = self.shards[is_new], parts[is_new]
+        before = np.cumsum(widths[shards]) - widths[shards]
+        first_slots = before - before[np.searchsorted(parts, parts)] + slots[parts]
+        piece = np.cumsum(is_new) - 1
+        columns = (first_slots[piece], widths[shards][piece], self.firsts, self.counts)
+        data, size = np.stack(columns, axis=1).astype(_NUMBER).tobytes(), len(columns) * _NUMBER.itemsize
+        read = _split(shards.tolist(), np.searchsorted(parts, np.arange(num_parts), side="right").tolist())
+        return _split(data, (size * self.ends).tolist()), read
+
+
+def pieces(runs: bytes) -> Iterator[tuple[range, Rows]]:
+    """The slots of the objects of each shard that a part reads, and the rows that it takes of them."""
+    table = np.frombuffer(runs, _NUMBER).reshape(-1, 4)
+    starts = np.flatnonzero((table[1:, :2] != table[:-1, :2]).any(axis=1)) + 1
+    for own in np.split(table, starts) if len(table) else []:
+        slot, width, first, count = own[0].tolist()
+        rows: Rows = None if count == _WHOLE else (first, first + count)
+        if len(own) > 1:
+            rows = np.concatenate([np.arange(first, first + count) for _, _, first, count in own.tolist()])
+        yield range(slot, slot + width), rows
+
+
+def ordered(order: bytes) -> np.ndarray:
+    """The positions [K] that an order of `Runs` gives."""
+    return np.frombuffer(order, _NUMBER).astype(np.int64)
+
+
+def whole(num_shards: int) -> Runs:
+    """A part that has all rows of all shards, whose numbers of rows need not be known."""
+    counts = np.full(num_shards, _WHOLE)
+    return Runs(np.array([num_shards]), np.arange(num_shards), np.zeros_like(counts), counts, [None])
+
+
+def located(index: np.ndarray, part_sizes: Sequence[int], sizes: Sequence[int]) -> Runs:
+    """Where the rows of parts of the given sizes lie; their positions `index` [K] count through consecutive shards of
+    the given `sizes`."""
     if not len(index):
-        return [Located([], None) for _ in parts]
-    ends = np.cumsum(sizes)
-    starts = ends - np.asarray(sizes)
-    part_ends = np.cumsum([len(part) for part in parts])
-    part_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    key = part_of * len(sizes) + np.searchsorted(ends, index, side="right")
-    orders: list[np.ndarray | None] = [None] * len(parts)
+        none = np.empty(0, dtype=np.int64)
+        return Runs(np.zeros(len(part_sizes), dtype=np.int64), none, none, none, [None] * len(part_sizes))
+    shard_ends = np.cumsum(sizes)
+    shards = np.searchsorted(shard_ends, index, side="right")
+    parts = np.repeat(np.arange(len(part_sizes)), part_sizes)
+    key = parts * len(sizes) + shards
+    orders: Sequence[bytes | None] = [None] * len(part_sizes)
     if (key[1:] < key[:-1]).any():
         by_shard = np.argsort(key, kind="stable")
-        key, index = key[by_shard], index[by_shard]
-        orders = _orders(by_shard, part_ends)
-    firsts = np.flatnonzero(np.append(True, key[1:] != key[:-1]))
-    lasts = np.append(firsts[1:], len(key)) - 1
-    part_of, shard_of = np.divmod(key[firsts], len(sizes))
-    rows = index - np.repeat(starts[shard_of], lasts - firsts + 1)
-    jumps = np.append(0, np.cumsum(rows[1:] != rows[:-1] + 1))
-    found = [Located([], order) for order in orders]
-    columns = (part_of, shard_of, firsts, lasts, rows[firsts], jumps[firsts] == jumps[lasts])
-    for part, shard, first, last, row, is_range in zip(*(column.tolist() for column in columns), strict=True):
-        count = last - first + 1
-        if is_range:
-            chosen = None if count == sizes[shard] else (row, row + count)
-        else:
-            chosen = rows[first : last + 1]
-        found[part].shards.append((shard, chosen))
-    return found
+        key, index, shards = key[by_shard], index[by_shard], shards[by_shard]
+        orders = _orders(by_shard, np.cumsum(part_sizes))
+    starts = np.flatnonzero(np.append(True, (key[1:] != key[:-1]) | (index[1:] != index[:-1] + 1)))
+    counts = np.diff(starts, append=len(index))
+    shards = shards[starts]
+    first_rows, num_rows = index[starts] - (shard_ends - sizes)[shards], np.asarray(sizes)[shards]
+    is_new = np.append(True, key[starts][1:] != key[starts][:-1])
+    is_alone = is_new & np.append(is_new[1:], True)
+    counts = np.where(is_alone & (counts == num_rows), _WHOLE, counts)
+    ends = np.searchsorted(parts[starts], np.arange(len(part_sizes)), side="right")
+    return Runs(ends, shards, first_rows, counts, orders)
 
 
-def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[np.ndarray | None]:
+def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[bytes | None]:
     """For each part, the positions of its rows among those that it takes shard by shard; None if they are in order."""
     place = np.empty_like(by_shard)
     place[by_shard] = np.arange(len(by_shard))
     moved = np.append(0, np.cumsum(place != np.arange(len(place))))
-    bounds = zip([0, *part_ends[:-1].tolist()], part_ends.tolist(), strict=True)
-    return [place[first:end] - first if moved[end] > moved[first] else None for first, end in bounds]
+    starts = np.append(0, part_ends[:-1])
+    own = (place - np.repeat(starts, part_ends - starts)).astype(_NUMBER).tobytes()
+    is_moved = (moved[part_ends] > moved[starts]).tolist()
+    parts = _split(own, (_NUMBER.itemsize * part_ends).tolist())
+    return [order if changes else None for order, changes in zip(parts, is_moved, strict=True)]
+
+
+def _split(items: Items, ends: Sequence[int]) -> list[Items]:
+    """Consecutive parts of a sequence that end at the given positions."""
+    return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
 def inverse(permutation: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch, wire
 from hybridflow.batch.batch import Meta
-from hybridflow.batch.columns import Column, Rows, by_kind, chosen, concatenated
+from hybridflow.batch.columns import Column, by_kind, chosen, concatenated
+from hybridflow.controller.located import ordered, pieces
 from hybridflow.errors import BatchError
 
 
@@ -86,25 +86,14 @@ class Summary:
         return Summary(self.rows, columns, lengths, scalars, {})
 
 
-class ShardRows(NamedTuple):
-    """Some rows of one shard; `slots` are the positions of its packets among the objects stored for the call."""
-
-    slots: tuple[int, ...]
-    rows: Rows
-
-
-class TablePart(NamedTuple):
-    """Some rows of a table: those of its shards concatenated, then arranged in `order`."""
-
-    shards: tuple[ShardRows, ...]
-    order: np.ndarray | None
-    meta: Meta
+TablePart = tuple[bytes, bytes | None, Meta]
+"""Some rows of a table: the runs and the order of `located.Runs`, and metadata."""
 
 
 class Portion(NamedTuple):
     """One rank's part of a batch, as instructions: the worker's method receives the batch `assembled` from it.
 
-    Tuples, of which calls to many ranks send thousands, are pickled several times faster than dataclasses.
+    Calls to many ranks send thousands, so it consists of tuples and bytes, which are pickled fastest.
     """
 
     tables: tuple[TablePart, ...]
@@ -117,21 +106,22 @@ def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batc
     """The batch that a portion describes, from the packets stored for its call. Copies only what must be rearranged."""
     columns: dict[str, Column] = {}
     meta: Meta = {}
-    for table in portion.tables:
-        meta |= table.meta
+    for runs, order, table_meta in portion.tables:
+        meta |= table_meta
         shards: list[dict[str, Column]] = []
-        for part in table.shards:
+        for slots, rows in pieces(runs):
             shard: dict[str, Column] = {}
-            for slot in part.slots:
+            for slot in slots:
                 packet = stored[slot]
                 assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
                 meta |= packet.meta
                 for name, column in packet.columns.items():
                     if portion.wanted is None or name in portion.wanted:
-                        shard[name] = chosen(column, part.rows)
+                        shard[name] = chosen(column, rows)
             shards.append(shard)
+        positions = None if order is None else ordered(order)
         for name in _same_names(shards):
-            columns[name] = chosen(concatenated([shard[name] for shard in shards]), table.order)
+            columns[name] = chosen(concatenated([shard[name] for shard in shards]), positions)
     batch = Batch(columns, meta | portion.meta)
     batch.require(portion.required, stage=stage)
     return batch

@@ -2,7 +2,9 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,8 +12,8 @@ from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
 from hybridflow.batch.columns import COLUMNS, Column, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
-from hybridflow.controller.located import Located, located
-from hybridflow.controller.packets import Numbers, Packet, ShardRows, Summary, TablePart
+from hybridflow.controller.located import Runs, located, whole
+from hybridflow.controller.packets import Numbers, Packet, Summary, TablePart
 
 
 @dataclass(eq=False, slots=True)
@@ -32,10 +34,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class Taken:
-    """Objects that a rank reads, in the order of its slots, and the numbers of the calls that made them."""
+    """The objects that each rank reads, in the order of its slots, and the numbers of the calls that made them all."""
 
-    stored: list[Stored] = field(default_factory=list)
+    stored: Sequence[list[Stored]]
     calls: set[int] = field(default_factory=set)
+
+    @staticmethod
+    def by(num_ranks: int) -> "Taken":
+        """Nothing yet, by so many ranks."""
+        return Taken([[] for _ in range(num_ranks)])
 
 
 class Table:
@@ -193,14 +200,9 @@ class View:
         return self.index is None or other.index is None or torch.equal(self.index, other.index)
 
     def parts(
-        self,
-        rows: Sequence[Tensor | None],
-        names: Sequence[str],
-        undeclared: frozenset[str] | None,
-        taken: Sequence[Taken],
-        places: "Places",
+        self, places: "Places", names: Sequence[str], undeclared: frozenset[str] | None, taken: Taken
     ) -> list[TablePart]:
-        """How each rank reads the columns `names` of its rows (None: all); adds what it must read to its `taken`.
+        """How each rank reads the columns `names` of its rows; adds what it must read to `taken`.
 
         `undeclared` are the wanted columns that no table declares, and that this one may have (None: all columns are
         wanted). If no column is read, only the table's metadata travels, if it is known.
@@ -213,46 +215,44 @@ class View:
         else:
             reads_rest = bool(names) or undeclared is None or table.may_have(undeclared)
         if not names and not reads_rest:
-            return [TablePart((), None, meta)] * len(rows)
-        return [
-            TablePart(tuple(self._shard_rows(place, names, reads_rest, own)), place.order, meta)
-            for place, own in zip(places.of(self, rows), taken, strict=True)
-        ]
+            return [(b"", None, meta)] * places.num_parts
+        place = places.of(self)
+        objects = [_objects(shard, names, reads_rest) for shard in table.shards]
+        slots = np.array([len(own) for own in taken.stored])
+        runs, shards = place.read(np.array([len(own) for own in objects]), slots)
+        for own, numbers in zip(taken.stored, shards, strict=True):
+            own.extend(chain.from_iterable(objects[number] for number in numbers))
+        read = {number for numbers in shards for number in numbers}
+        taken.calls.update(call.number for number in read if (call := table.shards[number].call) is not None)
+        return [(own, order, meta) for own, order in zip(runs, place.orders, strict=True)]
 
-    def _shard_rows(self, place: Located, names: Sequence[str], reads_rest: bool, taken: Taken) -> list[ShardRows]:
-        found = []
-        for number, chosen in place.shards:
-            shard = self.table.shards[number]
-            first = len(taken.stored)
-            taken.stored.extend([shard.columns[name] for name in names])
-            if reads_rest and shard.rest is not None:
-                taken.stored.append(shard.rest)
-            if shard.call is not None:
-                taken.calls.add(shard.call.number)
-            found.append(ShardRows(tuple(range(first, len(taken.stored))), chosen))
-        return found
+
+def _objects(shard: Shard, names: Sequence[str], reads_rest: bool) -> list[Stored]:
+    found = [shard.columns[name] for name in names]
+    return [*found, shard.rest] if reads_rest and shard.rest is not None else found
 
 
 class Places:
     """Where the rows of the parts of one batch lie in each of its tables; tables with the same shards share the answer.
 
-    `of` must be called with the same rows each time.
+    `rows` are the positions of each part in the batch; None for one part that is the whole batch.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor | None, list[Located]]] = {}
+    def __init__(self, rows: Sequence[Tensor] | None) -> None:
+        self._rows = None if rows is None else torch.cat(list(rows))
+        self._part_sizes = [] if rows is None else [len(part) for part in rows]
+        self.num_parts = 1 if rows is None else len(rows)
+        self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor | None, Runs]] = {}
 
-    def of(self, view: View, rows: Sequence[Tensor | None]) -> list[Located]:
-        """For each part, its rows in the table of a view."""
-        index = [view.rows(part) for part in rows]
-        given = [part for part in index if part is not None]
-        if len(given) < len(index):
-            assert not given, "some parts are the whole batch, and some are not"
-            everything = Located([(number, None) for number in range(len(view.table.shards))], None)
-            return [everything] * len(index)
-        key = (id(view.index), tuple(view.table.sizes))
+    def of(self, view: View) -> Runs:
+        """The rows of all parts in the table of a view."""
+        table, index = view.table, view.rows(self._rows)
+        if index is None:
+            return whole(len(table.shards))
+        key = (id(view.index), tuple(table.sizes))
         if key not in self._known:
-            self._known[key] = (view.index, located(given, view.table.sizes))
+            sizes = self._part_sizes or [len(index)]
+            self._known[key] = (view.index, located(index.numpy(), sizes, table.sizes))
         return self._known[key][1]
 
 

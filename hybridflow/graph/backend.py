@@ -7,6 +7,7 @@ from hybridflow.batch.columns import chosen
 from hybridflow.config.reward import Reward
 from hybridflow.controller.backends.interface import Arguments, Handle, Pending, Stored
 from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.located import pieces
 from hybridflow.controller.packets import Packet, Portion, Summary
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
@@ -93,7 +94,7 @@ class TracingBackend(LocalBackend):
         """Columns by the call that made them."""
         found: dict[int, dict[str, None]] = {}
         for portion in portions:
-            for slot in (slot for table in portion.tables for shard in table.shards for slot in shard.slots):
+            for slot in (slot for runs, _, _ in portion.tables for slots, _ in pieces(runs) for slot in slots):
                 packet = stored[slot]
                 assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
                 _, maker = self._makers.get(id(packet), (packet, DRIVER))
@@ -105,10 +106,10 @@ class TracingBackend(LocalBackend):
 def _num_rows(portion: Portion, stored: Sequence[Stored]) -> int:
     """Rows of a portion: those that it takes of each shard."""
     count = 0
-    for shard in portion.tables[0].shards:
-        packet = stored[shard.slots[0]]
-        assert isinstance(packet, Packet), f"slot {shard.slots[0]} holds {type(packet)}"
-        count += len(chosen(next(iter(packet.columns.values())), shard.rows))
+    for slots, rows in pieces(portion.tables[0][0]):
+        packet = stored[slots[0]]
+        assert isinstance(packet, Packet), f"slot {slots[0]} holds {type(packet)}"
+        count += len(chosen(next(iter(packet.columns.values())), rows))
     return count
 
 

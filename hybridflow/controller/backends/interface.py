@@ -43,7 +43,7 @@ class Arguments:
     kwargs: Mapping[str, object] = field(default_factory=dict)
     stored: tuple[Stored, ...] = ()
     takes: frozenset[int] = frozenset()
-    """The numbers of the calls that made these objects."""
+    """The numbers of the calls that made these objects, or those of other ranks of the call."""
 
 
 @dataclass(eq=False, slots=True)

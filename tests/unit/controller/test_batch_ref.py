@@ -9,7 +9,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.located import located
+from hybridflow.controller.located import located, ordered, pieces
 from hybridflow.controller.packets import Packet
 from hybridflow.controller.tables import Table, Taken, View
 from hybridflow.errors import BatchError
@@ -105,18 +105,30 @@ def test_every_row_is_located_in_order(sizes):
     shards = [[f"{shard}.{row}" for row in range(size)] for shard, size in enumerate(sizes)]
     flat = list(itertools.chain(*shards))
     generator = torch.Generator().manual_seed(0)
-    indices = [torch.arange(len(flat)), torch.arange(1, len(flat)), torch.arange(len(flat)).flip(0)]
-    indices += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
-    for index, (found, order) in zip(indices, located(indices, sizes), strict=True):
-        taken = []
-        for shard, rows in found:
-            whole = shards[shard]
+    parts = [
+        torch.arange(len(flat)),
+        torch.empty(0, dtype=torch.int64),
+        torch.arange(1, len(flat)),
+        torch.arange(4) % 2,
+    ]
+    parts += [torch.arange(len(flat)).flip(0), torch.arange(len(flat)).repeat(2)]
+    parts += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
+    found = located(torch.cat(parts).numpy(), [len(part) for part in parts], sizes)
+    widths = np.arange(len(sizes)) % 3 + 1
+    read = found.read(widths, np.full(len(parts), 7))
+    for part, runs, numbers, order in zip(parts, *read, found.orders, strict=True):
+        stored = [*range(7), *itertools.chain.from_iterable([number] * int(widths[number]) for number in numbers)]
+        taken: list[str] = []
+        for slots, rows in pieces(runs):
+            [number] = {stored[slot] for slot in slots}
+            assert len(slots) == widths[number]
+            whole = shards[number]
             if isinstance(rows, np.ndarray):
                 taken += [whole[row] for row in rows]
             else:
                 taken += whole if rows is None else whole[rows[0] : rows[1]]
-        ordered = taken if order is None else [taken[position] for position in order]
-        assert ordered == [flat[i] for i in index.tolist()]
+        positions = range(len(part)) if order is None else ordered(order)
+        assert [taken[position] for position in positions] == [flat[row] for row in part.tolist()]
 
 
 def test_object_columns_and_empty_rows_survive():
@@ -153,7 +165,7 @@ def test_a_call_waits_only_for_the_stages_that_may_have_its_columns(generated):
         (("response_ids", "own"), True),
         (None, True),
     ):  # fmt: skip  (sum_pi_squared has another producer, and who adds a column of a user's own is unknown)
-        taken = Taken()
+        taken = Taken.by(1)
         scored.portion(None, taken, wanted=wanted)
         assert (99 in taken.calls) is expected, wanted
 

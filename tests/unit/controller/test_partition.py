@@ -6,6 +6,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
+from hybridflow.controller.located import pieces
 from hybridflow.controller.partition import SLACK_FRACTION, divided, partition
 from hybridflow.controller.tables import Taken
 from hybridflow.errors import BatchError
@@ -55,12 +56,11 @@ def test_balanced_rows_stay_on_the_shard_they_lie_on():
     parts = partition(shuffled, 3, role="critic")
     assert parts is not None
     for shard, part in enumerate(parts):
-        taken = Taken()
-        portion = shuffled.portion(part, taken, wanted=("response_ids",))
-        (read,) = portion.tables[1].shards
-        assert read.rows is None
-        assert portion.tables[1].order is None
-        assert taken.stored[read.slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
+        taken = Taken.by(1)
+        runs, order, _ = shuffled.portion(part, taken, wanted=("response_ids",)).tables[1]
+        [(slots, rows)] = pieces(runs)
+        assert rows is None and order is None
+        assert taken.stored[0][slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
 
 
 def test_unbalanced_rows_mostly_stay_on_the_shard_they_lie_on():

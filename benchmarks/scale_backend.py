@@ -5,11 +5,14 @@ rank gets a message of its own, pickled separately, and each answer is unpickled
 answers are counted in bytes.
 """
 
+import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -26,6 +29,10 @@ from hybridflow.observability.calls import Span
 
 WORKERS = Path(__file__).with_name("scale_workers.py")
 _MOST_FREED = 4096
+_READ_BYTES = 1 << 16
+_LOOK_SECONDS = 0.02
+_SIZE_BYTES = 4
+"""What `Connection.send_bytes` sends before each message of less than 2 GB: its size."""
 
 
 class Reference:
@@ -55,6 +62,8 @@ class CrowdBackend:
         with Listener(address) as listener:
             self._process = subprocess.Popen([sys.executable, str(WORKERS), address], env=environment())
             self._connection: Connection = listener.accept()
+        self._incoming = socket.socket(fileno=os.dup(self._connection.fileno()))
+        self._inbox, self._unread = bytearray(), deque[bytes]()
 
     def spawn(self, spec: WorkerSpec, pool: ResourcePool) -> list[Handle]:
         """Starts one stand-in per device of the pool."""
@@ -76,10 +85,15 @@ class CrowdBackend:
         return pending
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
-        """The values of some calls, as their answers arrive."""
-        for call in pending:
-            while not call.done:
-                self._read()
+        """The values of some calls, whose answers are unpickled once all are here, as Ray does.
+
+        The other process answers calls in order.
+        """
+        awaited = {id(call) for call in pending if not call.done}
+        places = [place for place, call in enumerate(self._calls.values()) if id(call) in awaited]
+        while places and len(self._unread) <= places[-1]:
+            self._read()
+        self._note_answers()
         self.call_log.read(call.number for call in pending)
         return [call.value for call in pending]
 
@@ -88,8 +102,8 @@ class CrowdBackend:
 
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """Whether all these calls have been answered."""
-        while self._connection.poll():
-            self._read()
+        self._read(waits=False)
+        self._note_answers()
         return all(call.done for call in pending)
 
     def put(self, value: object) -> Stored:
@@ -150,6 +164,7 @@ class CrowdBackend:
         self._send("end")
         self._process.wait(timeout=60.0)
         self._connection.close()
+        self._incoming.close()
         self._folder.cleanup()
 
     def _send(self, *message: object) -> None:
@@ -165,17 +180,45 @@ class CrowdBackend:
         self._connection.send_bytes(pickle.dumps(("forget", freed), protocol=5))
 
     def _receive(self) -> object:
-        data = self._connection.recv_bytes()
-        self.received_bytes += len(data)
-        return pickle.loads(data)
+        """The next message that is not an answer to a call."""
+        while not self._unread:
+            self._read()
+        return pickle.loads(self._unread.popleft())
 
-    def _read(self) -> None:
-        """Notes the next answer, as `Watch` does for Ray."""
-        number, answer = cast(tuple, self._receive())
-        if number == "failed":
-            raise RuntimeError(f"a stand-in has failed:\n{answer}")
-        call = self._calls.pop(number)
-        call.done = True
-        call.value, *measured = answer
+    def _read(self, *, waits: bool = True) -> None:
+        """Reads what the other process has sent; waits for it in periods, so that many messages are read at once."""
+        while not (data := self._sent()) and waits:
+            time.sleep(_LOOK_SECONDS)
+        self._inbox += data
+        start = 0
+        while len(self._inbox) >= (first := start + _SIZE_BYTES):
+            end = first + int.from_bytes(self._inbox[start:first], "big")
+            if len(self._inbox) < end:
+                break
+            self._unread.append(bytes(self._inbox[first:end]))
+            self.received_bytes += end - first
+            start = end
+        del self._inbox[:start]
+
+    def _sent(self) -> bytes:
+        """Bytes that the other process has sent; empty if there are none."""
+        try:
+            data = self._incoming.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return b""
+        if not data:
+            self._note_answers()
+            raise EOFError("the stand-ins have ended")
+        return data
+
+    def _note_answers(self) -> None:
+        """Unpickles and notes all answers that are here, as `Watch` does for Ray."""
         now = time.time()
-        self.call_log.answered(call.number, call.handle.rank, measured, node="node", sent=call.sent, now=now)
+        while self._unread:
+            number, answer = pickle.loads(self._unread.popleft())
+            if number == "failed":
+                raise RuntimeError(f"a stand-in has failed:\n{answer}")
+            call = self._calls.pop(number)
+            call.done = True
+            call.value, *measured = answer
+            self.call_log.answered(call.number, call.handle.rank, measured, node="node", sent=call.sent, now=now)

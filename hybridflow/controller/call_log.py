@@ -1,7 +1,8 @@
 """The driver's record of its calls: what each needed, and what its ranks measured."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hybridflow.observability.calls import Span
 
@@ -18,6 +19,16 @@ class _Call:
     needs: tuple[int, ...]
     answering: Collection[int]
     unanswered: int
+
+
+class _Answer(NamedTuple):
+    number: int
+    call: _Call
+    rank: int
+    measured: Measured
+    node: str
+    sent: float
+    now: float
 
 
 @dataclass
@@ -47,10 +58,7 @@ class CallLog:
     _read: set[int] = field(default_factory=set)
     """Calls whose answers the driver has read, without those that one of the others needs."""
 
-    _spans: list[tuple[str, Span]] = field(default_factory=list)
-    """Spans with the node on which they ran, on that node's clock."""
-
-    _offsets: dict[str, _Offset] = field(default_factory=dict)
+    _answers: list[_Answer] = field(default_factory=list)
 
     def begin(
         self, role: str, method: str, pool: str, *, takes: Iterable[int], ranks: int, answering: Collection[int]
@@ -72,30 +80,9 @@ class CallLog:
 
     def answered(self, number: int, rank: int, measured: Measured, *, node: str = "", sent: float, now: float) -> None:
         """A rank has answered a call that was sent at a time, both times on this process's clock."""
-        call = self._calls.get(number)
-        if call is None:
-            return
-        start, seconds, bytes_in, bytes_out, rows, tokens, peak_bytes = measured
-        offset = self._offsets.setdefault(node, _Offset())
-        offset.least, offset.most = max(offset.least, sent - start), min(offset.most, now - start - seconds)
-        call.unanswered -= 1
-        span = Span(
-            number,
-            call.role,
-            call.method,
-            call.pool,
-            rank,
-            start,
-            seconds,
-            bytes_in=int(bytes_in),
-            bytes_out=int(bytes_out),
-            rows=int(rows),
-            tokens=int(tokens),
-            answers=rank in call.answering,
-            needs=call.needs,
-            peak_bytes=int(peak_bytes),
-        )
-        self._spans.append((node, span))
+        if (call := self._calls.get(number)) is not None:
+            call.unanswered -= 1
+            self._answers.append(_Answer(number, call, rank, measured, node, sent, now))
 
     def drop(self) -> None:
         """Forgets the calls that have not been answered: they never will be."""
@@ -104,11 +91,35 @@ class CallLog:
 
     def drain(self) -> list[Span]:
         """The calls answered since the last drain, by call and rank, on this process's clock."""
-        offsets = {node: offset.seconds for node, offset in self._offsets.items()}
-        spans = [
-            replace(span, start=span.start + offsets[node]) if offsets[node] else span for node, span in self._spans
-        ]
-        self._spans.clear()
-        self._offsets.clear()
+        offsets: dict[str, _Offset] = {}
+        for answer in self._answers:
+            start, seconds, *_ = answer.measured
+            offset = offsets.setdefault(answer.node, _Offset())
+            offset.least = max(offset.least, answer.sent - start)
+            offset.most = min(offset.most, answer.now - start - seconds)
+        seconds_of = {node: offset.seconds for node, offset in offsets.items()}
+        spans = [_span(answer, seconds_of[answer.node]) for answer in self._answers]
+        self._answers.clear()
         self._calls = {number: call for number, call in self._calls.items() if call.unanswered}
         return sorted(spans, key=lambda span: (span.call, span.rank))
+
+
+def _span(answer: _Answer, offset: float) -> Span:
+    call = answer.call
+    start, seconds, bytes_in, bytes_out, rows, tokens, peak_bytes = answer.measured
+    return Span(
+        answer.number,
+        call.role,
+        call.method,
+        call.pool,
+        answer.rank,
+        start + offset,
+        seconds,
+        bytes_in=int(bytes_in),
+        bytes_out=int(bytes_out),
+        rows=int(rows),
+        tokens=int(tokens),
+        answers=answer.rank in call.answering,
+        needs=call.needs,
+        peak_bytes=int(peak_bytes),
+    )

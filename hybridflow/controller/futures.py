@@ -1,11 +1,11 @@
 """Futures of calls, and waiting for them."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeGuard, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 from hybridflow.controller.backends.interface import Backend, Pending
 from hybridflow.controller.batch_ref import BatchRef
-from hybridflow.observability.metrics import Measure, Metrics, merge
+from hybridflow.observability.metrics import Metrics, SentMetrics, is_metrics, merge, merge_sent
 
 Answer = TypeVar("Answer", covariant=True)
 
@@ -50,7 +50,7 @@ def wait(*futures: Future | BatchRef) -> object:
     for backend in {id(future.backend): future.backend for future in futures}.values():
         backend.wait([call for future in futures if future.backend is backend for call in future.pending()])
     answers = tuple(future.result() for future in futures)
-    sets = [answer for answer in answers if _is_metrics(answer)]
+    sets = [answer for answer in answers if is_metrics(answer)]
     if len(sets) == len(answers):
         return merge(sets)
     return answers[0] if len(answers) == 1 else answers
@@ -59,12 +59,13 @@ def wait(*futures: Future | BatchRef) -> object:
 def combined(answers: Sequence[object]) -> object:
     """The answers of all ranks as one: a single answer as it is, merged metrics, None if all are None, else a list."""
     if len(answers) == 1:
-        return answers[0]
-    sets = [answer for answer in answers if _is_metrics(answer)]
-    if len(sets) == len(answers):
-        return merge(sets)
-    return None if all(answer is None for answer in answers) else list(answers)
+        return received(answers[0])
+    sent = [answer for answer in answers if isinstance(answer, SentMetrics)]
+    if len(sent) == len(answers):
+        return merge_sent(sent)
+    return None if all(answer is None for answer in answers) else [received(answer) for answer in answers]
 
 
-def _is_metrics(answer: object) -> TypeGuard[Metrics]:
-    return isinstance(answer, dict) and all(isinstance(measure, Measure) for measure in answer.values())
+def received(answer: object) -> object:
+    """The answer of a rank, as its method returned it."""
+    return answer.received() if isinstance(answer, SentMetrics) else answer

@@ -27,25 +27,22 @@ class Packet:
         return _unpacked, wire.pack(self.columns, self.meta)
 
 
-class Numbers(NamedTuple):
-    """One number per row: the name of its dtype, and bytes, which thousands of ranks send and the driver joins."""
+Numbers = tuple[str, bytes]
+"""One number per row: the name of its dtype, and bytes, which thousands of ranks send and the driver joins."""
 
-    dtype: str
-    data: bytes
 
-    @staticmethod
-    def of(column: Tensor) -> "Numbers":
-        """The numbers of a row column [B]."""
-        flat, dtype, _ = wire.as_bytes(column)
-        return Numbers(dtype, flat.tobytes())
+def numbers_of(column: Tensor) -> Numbers:
+    """The numbers of a row column [B]."""
+    flat, dtype, _ = wire.as_bytes(column)
+    return dtype, flat.tobytes()
 
-    @staticmethod
-    def joined(parts: Sequence["Numbers"]) -> Tensor:
-        """The numbers of several parts as a tensor [B]."""
-        if len({part.dtype for part in parts}) > 1:
-            return torch.cat([Numbers.joined([part]) for part in parts])
-        dtype, data = getattr(torch, parts[0].dtype), bytearray().join(part.data for part in parts)
-        return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+
+def joined(parts: Sequence[Numbers]) -> Tensor:
+    """The numbers of several parts as a tensor [B]."""
+    if len({dtype for dtype, _ in parts}) > 1:
+        return torch.cat([joined([part]) for part in parts])
+    dtype, data = getattr(torch, parts[0][0]), bytearray().join(data for _, data in parts)
+    return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -69,12 +66,12 @@ class Summary:
         shared: dict[int, Numbers] = {}
         for column in tokens.values():
             if column.offsets.data_ptr() not in shared:
-                shared[column.offsets.data_ptr()] = Numbers.of(column.lengths)
+                shared[column.offsets.data_ptr()] = numbers_of(column.lengths)
         return Summary(
             rows,
             tuple(columns),
             {name: shared[column.offsets.data_ptr()] for name, column in tokens.items()},
-            {name: Numbers.of(column) for name, column in row_columns.items() if column.dim() == 1},
+            {name: numbers_of(column) for name, column in row_columns.items() if column.dim() == 1},
             meta,
         )
 

@@ -13,7 +13,7 @@ from hybridflow.batch.batch import Meta
 from hybridflow.batch.columns import COLUMNS, Column, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.located import Runs, located, whole
-from hybridflow.controller.packets import Numbers, Packet, Summary, TablePart
+from hybridflow.controller.packets import Packet, Summary, TablePart, joined
 
 
 @dataclass(eq=False, slots=True)
@@ -154,7 +154,7 @@ class Table:
         if (name, kind) not in self._numbers:
             known = [summary.lengths if kind == "lengths" else summary.scalars for summary in self.summaries()]
             parts = [columns[name] for columns in known if name in columns]
-            self._numbers[name, kind] = Numbers.joined(parts) if len(parts) == len(known) else None
+            self._numbers[name, kind] = joined(parts) if len(parts) == len(known) else None
         return self._numbers[name, kind]
 
     def pending(self) -> list[Pending]:

@@ -12,7 +12,7 @@ from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Handle, Pending
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.dispatch import Dispatch, Method, dispatched
-from hybridflow.controller.futures import Future, combined
+from hybridflow.controller.futures import Future, combined, received
 from hybridflow.controller.protocols import TransferProtocol
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.transfer import specs_of
@@ -177,7 +177,7 @@ class _BoundMethod:
             answers = [values[rank] for rank in method.answering]
             if isinstance(protocol, TransferProtocol):
                 return combined(answers)
-            return protocol.collect(answers, method.mesh)
+            return protocol.collect([received(answer) for answer in answers], method.mesh)
 
         return Future([*calls, *linked], self._backend, combine)
 

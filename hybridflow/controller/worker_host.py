@@ -21,6 +21,7 @@ from hybridflow.controller.signed_store import StoreAddress, served_store
 from hybridflow.controller.worker import Worker, WorkerContext, WorkerSpec
 from hybridflow.errors import BatchError
 from hybridflow.observability.activity import ACTIVITY
+from hybridflow.observability.metrics import SentMetrics, is_metrics
 from hybridflow.observability.performance import peak_memory_bytes
 
 
@@ -195,7 +196,7 @@ def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[ob
                 "The method returned a Batch, but @transfer names no columns that it provides.",
                 remedy="Name the columns it adds: @transfer(..., provides=('values',)).",
             )
-        return answer, ()
+        return SentMetrics.of(answer) if is_metrics(answer) else answer, ()
     return _packed(answer, form, given)
 
 

@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -220,4 +220,4 @@ def _over_steps(measure: Measure, num_ranks: int) -> Measure:
     """
     if measure.reduction is not Reduction.sum:
         return measure
-    return replace(measure, value=measure.value * num_ranks, reduction=Reduction.mean)
+    return Measure(measure.value * num_ranks, measure.weight, Reduction.mean)

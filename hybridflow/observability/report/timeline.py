@@ -82,7 +82,7 @@ def _of_pool(spans: Sequence[Span], critical: set[tuple[int, int]]) -> Iterator[
     for own in calls.values():
         start, end = min(span.start for span in own), max(span.end for span in own)
         chosen = next((span for span in own if (span.call, span.rank) in critical), own[0])
-        yield replace(chosen, start=start, seconds=end - start)
+        yield chosen._replace(start=start, seconds=end - start)
 
 
 def _box(

@@ -15,7 +15,7 @@ from torch import Tensor
 from hybridflow.engines.training.megatron.attention import Rotary
 from hybridflow.engines.training.megatron.model import Chunk
 from hybridflow.engines.training.microbatch import MicroBatch
-from hybridflow.observability.metrics import Measure, Metrics, Reduction
+from hybridflow.observability.metrics import Metrics, SentMetrics
 from hybridflow.parallel.collectives import broadcast_bytes
 
 ReportT = TypeVar("ReportT")
@@ -83,9 +83,8 @@ def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[
 
 def metrics_of_last_stage(metrics: Metrics) -> Metrics:
     """The last stage's metrics, on all stages."""
-    own = {name: (measure.value, measure.weight, measure.reduction) for name, measure in metrics.items()}
-    received = json.loads(_from_last_stage(json.dumps(own).encode()))
-    return {name: Measure(value, weight, Reduction(reduction)) for name, (value, weight, reduction) in received.items()}
+    own = json.dumps(SentMetrics.of(metrics).measures).encode()
+    return SentMetrics(json.loads(_from_last_stage(own))).received()
 
 
 def _from_last_stage(message: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from hybridflow.batch.columns import missing_columns_remedy
 from hybridflow.batch.ragged import row_positions
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Pending
-from hybridflow.controller.located import inverse, is_identity
+from hybridflow.controller.located import Parts, inverse, is_identity
 from hybridflow.controller.packets import Portion, assembled
 from hybridflow.controller.tables import Places, Table, Taken, View
 from hybridflow.errors import BatchError
@@ -56,12 +57,10 @@ class BatchRef:
         """The concatenated rows of several calls' results."""
         return BatchRef([View(Table.of_answers(calls, provides, [None] * len(calls), backend))], backend)
 
-    def with_answers(
-        self, calls: Sequence[Pending], provides: tuple[str, ...], parts: Sequence[Tensor] | None
-    ) -> "BatchRef":
-        """This batch with the columns that calls add to its `parts`: row positions per call, or None for all rows."""
-        rows = [None] * len(calls) if parts is None else [len(part) for part in parts]
-        index = None if parts is None else inverse(torch.cat(list(parts)))
+    def with_answers(self, calls: Sequence[Pending], provides: tuple[str, ...], parts: Parts | None) -> "BatchRef":
+        """This batch with the columns that calls add to its `parts`, one per call; None: each adds to all rows."""
+        rows = [None] * len(calls) if parts is None else parts.sizes.tolist()
+        index = None if parts is None else inverse(parts.rows)
         view = View(
             Table.of_answers(calls, provides, rows, self._backend),
             None if index is None or is_identity(index) else index,
@@ -234,11 +233,12 @@ class BatchRef:
 
         The rank waits only for the stages that declare wanted columns or may have those that none declares.
         """
-        return self.portions(None if rows is None else [rows], taken, wanted=wanted, required=required)[0]
+        parts = None if rows is None else Parts(rows, np.array([len(rows)]))
+        return self.portions(parts, taken, wanted=wanted, required=required)[0]
 
     def portions(
         self,
-        rows: Sequence[Tensor] | None,
+        parts: Parts | None,
         taken: Taken,
         *,
         wanted: tuple[str, ...] | None = None,
@@ -248,14 +248,14 @@ class BatchRef:
         """As `portion`, for several ranks (None: one, which takes all rows), with further metadata for each."""
         declared = {name for view in self._views for name in view.table.declared}
         undeclared = None if wanted is None else frozenset(wanted) - declared
-        places, tables = Places(rows), []
+        places, tables = Places(parts), []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
             names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]
             tables.append(view.parts(places, names, undeclared, taken))
         metas = [self._meta] * places.num_parts if meta is None else [self._meta | own for own in meta]
         return [
-            Portion(parts, wanted, required, own) for parts, own in zip(zip(*tables, strict=True), metas, strict=True)
+            Portion(each, wanted, required, own) for each, own in zip(zip(*tables, strict=True), metas, strict=True)
         ]
 
     @property
@@ -291,14 +291,14 @@ class BatchRef:
             newest.remembered[key, *others] = find()
         return cast(Found, newest.remembered[key, *others])
 
-    def rows_of_shards(self, num_shards: int) -> list[Tensor] | None:
-        """Row positions in each shard of the newest table that has `num_shards` of them; None if there is none."""
+    def rows_of_shards(self, num_shards: int) -> Parts | None:
+        """The rows in each shard of the newest table that has `num_shards` of them; None if there is none."""
         for view in reversed(self._views):
             if len(view.table.shards) == num_shards:
                 index = view.index if view.index is not None else torch.arange(len(self))
-                ends = torch.tensor(view.table.sizes).cumsum(0)
                 order = torch.argsort(index, stable=True)
-                return list(order.tensor_split(torch.searchsorted(index[order], ends[:-1])))
+                ends = np.cumsum(view.table.sizes)[:-1]
+                return Parts.cut(order, np.searchsorted(index[order].numpy(), ends))
         return None
 
     def _number(self, name: str, kind: str) -> Tensor:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 
-from torch import Tensor
-
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
 from hybridflow.controller.backends.interface import Arguments, Backend
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future
-from hybridflow.controller.partition import Share, divided, divided_separately
+from hybridflow.controller.located import Parts
+from hybridflow.controller.partition import Division, divided, divided_separately
 from hybridflow.controller.protocols import (
     PER_RANK,
     CustomProtocol,
@@ -71,8 +70,8 @@ class Dispatch:
     batch: BatchRef | None = None
     """The first batch among the arguments, if the answers together have its rows: one answer per part."""
 
-    parts: list[Tensor] | None = None
-    """Its row positions in each part; None if it was not divided."""
+    parts: Parts | None = None
+    """Its parts; None if it was not divided."""
 
     rank_batches: Sequence[BatchRef] | None = None
     """With a custom protocol: the batch of each rank."""
@@ -92,33 +91,32 @@ def dispatched(method: Method, args: tuple, kwargs: Mapping[str, object], backen
     if not batches and not is_per_rank:
         return Dispatch([Arguments(args, kwargs)] * method.mesh.size)
     num = num_parts(protocol, method.mesh)
-    shares = _shares(method, batches, num, method.minibatch_rows if protocol.by_minibatch else None)
-    of_part = _arguments(method, args, kwargs, shares, num, is_per_rank=is_per_rank)
+    divisions = _divisions(method, batches, num, method.minibatch_rows if protocol.by_minibatch else None)
+    of_part = _arguments(method, args, kwargs, divisions, num, is_per_rank=is_per_rank)
     arguments = [of_part[part] for part in method.parts]
     if not batches or [method.parts[rank] for rank in method.answering] != list(range(num)):
         return Dispatch(arguments)
-    rows = [share.rows for share in shares[id(batches[0])] if share.rows is not None]
-    return Dispatch(arguments, batches[0], rows or None)
+    return Dispatch(arguments, batches[0], divisions[id(batches[0])].parts)
 
 
-def _shares(
+def _divisions(
     method: Method, batches: Sequence[BatchRef], num: int, minibatch_rows: int | None
-) -> dict[int, Sequence[Share]]:
-    """The shares of each batch (by its identity): all are divided as the first, or each separately."""
+) -> dict[int, Division]:
+    """The division of each batch (by its identity): all are divided as the first, or each separately."""
     if not batches:
         return {}
     first, *others = batches
-    shares = divided(first, num, role=method.role, minibatch_rows=minibatch_rows)
+    division = divided(first, num, role=method.role, minibatch_rows=minibatch_rows)
     if method.spec.other_requires:
         minibatches = max(1, math.ceil(len(first) / minibatch_rows)) if minibatch_rows and others else 1
         separate = {id(other): divided_separately(other, num, minibatches, role=method.role) for other in others}
-        return {**separate, id(first): shares}
+        return {**separate, id(first): division}
     if others and len({len(batch) for batch in batches}) > 1:
         raise BatchError(
             f"'{method}' was given batches of {[len(batch) for batch in batches]} rows.",
             remedy="Give batches of the same rows to one call.",
         )
-    return {id(batch): shares for batch in batches}
+    return {id(batch): division for batch in batches}
 
 
 def _by_custom_protocol(
@@ -152,12 +150,12 @@ def _arguments(
     method: Method,
     args: Sequence[object],
     kwargs: Mapping[str, object],
-    shares: Mapping[int, Sequence[Share]],
+    divisions: Mapping[int, Division],
     num: int,
     *,
     is_per_rank: bool = False,
 ) -> list[Arguments]:
-    """The arguments of each part, with each batch replaced by a portion: its share, or all of a batch that is not
+    """The arguments of each part, with each batch replaced by a portion: its part, or all of a batch that is not
     divided. With `is_per_rank`, other arguments have an entry per part; otherwise they are the same for all."""
     taken = Taken.by(num)
     positions = count()
@@ -165,11 +163,10 @@ def _arguments(
     def received(value: object) -> Sequence[object]:
         if not isinstance(value, BatchRef):
             return [_entry(value, part, num, method) for part in range(num)] if is_per_rank else [value] * num
-        own = shares.get(id(value), [Share()] * num)
-        meta: list[Meta] = [{"minibatch_rows": each.minibatch_rows} if each.minibatch_rows else {} for each in own]
+        own = divisions.get(id(value), Division())
+        meta: list[Meta] | None = [{"minibatch_rows": rows} for rows in own.minibatch_rows] or None
         wanted, required = method.spec.columns_of(next(positions))
-        rows = [each.rows for each in own if each.rows is not None]
-        return value.portions(rows or None, taken, wanted=wanted, required=required, meta=meta)
+        return value.portions(own.parts, taken, wanted=wanted, required=required, meta=meta)
 
     columns = [received(value) for value in args]
     named = {name: received(value) for name, value in kwargs.items()}

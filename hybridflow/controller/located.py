@@ -20,6 +20,23 @@ _WHOLE = -1
 """In place of the number of rows of a run: all rows of its shard."""
 
 
+class Parts(NamedTuple):
+    """The parts of a batch: their row positions [K], one part after the other, and the number of rows of each [P]."""
+
+    rows: Tensor
+    sizes: np.ndarray
+
+    @staticmethod
+    def cut(rows: Tensor, ends: np.ndarray) -> "Parts":
+        """Consecutive positions, cut at all `ends` [P - 1] of parts but the last."""
+        return Parts(rows, np.diff(ends, prepend=0, append=len(rows)))
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The part of each position [K]."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+
 class Runs(NamedTuple):
     """Runs of consecutive rows of shards, by part, and in each part by shard."""
 
@@ -81,29 +98,29 @@ def whole(num_shards: int) -> Runs:
     return Runs(np.array([num_shards]), np.arange(num_shards), np.zeros_like(counts), counts, [None])
 
 
-def located(index: np.ndarray, part_sizes: Sequence[int], sizes: Sequence[int]) -> Runs:
-    """Where the rows of parts of the given sizes lie; their positions `index` [K] count through consecutive shards of
-    the given `sizes`."""
+def located(of: Parts, sizes: Sequence[int]) -> Runs:
+    """Where the rows of parts lie; their positions count through consecutive shards of the given `sizes` [S]."""
+    index, num_parts = of.rows.numpy(), len(of.sizes)
     if not len(index):
         none = np.empty(0, dtype=np.int64)
-        return Runs(np.zeros(len(part_sizes), dtype=np.int64), none, none, none, [None] * len(part_sizes))
-    shard_ends = np.cumsum(sizes)
-    shards = np.searchsorted(shard_ends, index, side="right")
-    parts = np.repeat(np.arange(len(part_sizes)), part_sizes)
+        return Runs(np.zeros(num_parts, dtype=np.int64), none, none, none, [None] * num_parts)
+    shard_sizes = np.asarray(sizes)
+    shard_starts = np.cumsum(shard_sizes) - shard_sizes
+    shards, parts = np.repeat(np.arange(len(sizes)), shard_sizes)[index], of.owners
     key = parts * len(sizes) + shards
-    orders: Sequence[bytes | None] = [None] * len(part_sizes)
+    orders: Sequence[bytes | None] = [None] * num_parts
     if (key[1:] < key[:-1]).any():
         by_shard = np.argsort(key, kind="stable")
         key, index, shards = key[by_shard], index[by_shard], shards[by_shard]
-        orders = _orders(by_shard, np.cumsum(part_sizes))
+        orders = _orders(by_shard, np.cumsum(of.sizes))
     starts = np.flatnonzero(np.append(True, (key[1:] != key[:-1]) | (index[1:] != index[:-1] + 1)))
     counts = np.diff(starts, append=len(index))
     shards = shards[starts]
-    first_rows, num_rows = index[starts] - (shard_ends - sizes)[shards], np.asarray(sizes)[shards]
+    first_rows = index[starts] - shard_starts[shards]
     is_new = np.append(True, key[starts][1:] != key[starts][:-1])
     is_alone = is_new & np.append(is_new[1:], True)
-    counts = np.where(is_alone & (counts == num_rows), _WHOLE, counts)
-    ends = np.searchsorted(parts[starts], np.arange(len(part_sizes)), side="right")
+    counts = np.where(is_alone & (counts == shard_sizes[shards]), _WHOLE, counts)
+    ends = np.searchsorted(parts[starts], np.arange(num_parts), side="right")
     return Runs(ends, shards, first_rows, counts, orders)
 
 

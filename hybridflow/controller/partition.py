@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hybridflow.batch.balance import balanced_groups, exchanged_groups
 from hybridflow.controller.batch_ref import BatchRef
+from hybridflow.controller.located import Parts
 from hybridflow.errors import BatchError
 
 SLACK_FRACTION = 0.01
@@ -16,23 +17,25 @@ SLACK_FRACTION = 0.01
 
 
 @dataclass(frozen=True)
-class Share:
-    """One part of a batch: its row positions (None: all rows), and how many of them each minibatch has, in order."""
+class Division:
+    """How a batch is divided over ranks."""
 
-    rows: Tensor | None = None
-    minibatch_rows: tuple[int, ...] = ()
+    parts: Parts | None = None
+    """None: one part, which is the whole batch."""
+
+    minibatch_rows: Sequence[tuple[int, ...]] = ()
+    """For each part, its rows of each minibatch, in order; empty if minibatches are not divided separately."""
 
 
-def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int | None = None) -> Sequence[Share]:
+def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int | None = None) -> Division:
     """The parts of a batch; with `minibatch_rows`, each group of that many consecutive rows is divided separately."""
     if minibatch_rows is not None and num_parts > 1 and len(batch) > minibatch_rows:
-        starts = torch.arange(minibatch_rows, len(batch), minibatch_rows)
-        pieces = torch.arange(len(batch)).tensor_split(starts)
+        pieces = torch.arange(len(batch)).split(minibatch_rows)
         return batch.remembered((num_parts, minibatch_rows), lambda: _by_pieces(batch, pieces, num_parts, role))
-    return batch.remembered((num_parts, None), lambda: _undivided(partition(batch, num_parts, role=role)))
+    return batch.remembered((num_parts, None), lambda: Division(partition(batch, num_parts, role=role)))
 
 
-def divided_separately(batch: BatchRef, num_parts: int, num_minibatches: int, *, role: str) -> list[Share]:
+def divided_separately(batch: BatchRef, num_parts: int, num_minibatches: int, *, role: str) -> Division:
     """The parts of an additional batch of a call: `num_minibatches` of about equal size, each divided separately."""
     if len(batch) < num_parts * num_minibatches:
         raise BatchError(
@@ -42,12 +45,12 @@ def divided_separately(batch: BatchRef, num_parts: int, num_minibatches: int, *,
         )
     pieces = torch.arange(len(batch)).tensor_split(num_minibatches)
     if num_parts == 1:
-        return [Share(None, tuple(map(len, pieces)))]
+        return Division(None, [tuple(map(len, pieces))])
     return _by_pieces(batch, pieces, num_parts, role)
 
 
-def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | None:
-    """Row positions of each part; None for a single part, which is the whole batch and needs no column of it.
+def partition(batch: BatchRef, num_parts: int, *, role: str) -> Parts | None:
+    """The parts of a batch; None for a single part, which is the whole batch and needs no column of it.
 
     With a `uid` column, rows of one prompt stay together and parts have about equally many tokens (this waits for the
     stage that made the tokens): the shards as they are, or consecutive rows, if these are balanced; otherwise with some
@@ -58,13 +61,14 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | N
         return None
     if not batch.declares("uid"):
         _check_enough(len(batch), "rows", num_parts, role)
-        return list(torch.arange(len(batch)).tensor_split(num_parts))
-    lengths, groups = batch.lengths, batch.row("uid").unique(return_inverse=True)[1]
+        sizes = len(batch) // num_parts + (np.arange(num_parts) < len(batch) % num_parts)
+        return Parts(torch.arange(len(batch)), sizes)
+    lengths, groups = batch.lengths.numpy(), batch.row("uid").unique(return_inverse=True)[1].numpy()
     num_groups = int(groups.max()) + 1 if len(groups) else 0
     _check_enough(num_groups, "prompts", num_parts, role)
     most = (1.0 + SLACK_FRACTION) * float(lengths.sum()) / num_parts
     candidates = (batch.rows_of_shards(num_parts), _consecutive(groups, lengths, num_parts))
-    full = [parts for parts in candidates if parts and all(len(part) for part in parts)]
+    full = [parts for parts in candidates if parts is not None and parts.sizes.all()]
     whole = [(parts, owners) for parts in full if (owners := _owners(parts, groups)) is not None]
     for parts, _ in whole:
         if _heaviest(parts, lengths) <= most:
@@ -73,65 +77,59 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> list[Tensor] | N
     if exchanged is not None and _heaviest(exchanged, lengths) <= most:
         return exchanged
     chosen = balanced_groups(groups.tolist(), lengths.tolist(), num_parts)
-    moved = [torch.tensor(rows, dtype=torch.int64) for rows in chosen]
+    moved = Parts(torch.tensor([row for rows in chosen for row in rows]), np.array([len(rows) for rows in chosen]))
     if exchanged is not None and _heaviest(exchanged, lengths) <= (1.0 + SLACK_FRACTION) * _heaviest(moved, lengths):
         return exchanged
     return moved
 
 
-def _undivided(parts: Sequence[Tensor] | None) -> list[Share]:
-    return [Share()] if parts is None else [Share(rows) for rows in parts]
-
-
-def _by_pieces(batch: BatchRef, pieces: Sequence[Tensor], num_parts: int, role: str) -> list[Share]:
+def _by_pieces(batch: BatchRef, pieces: Sequence[Tensor], num_parts: int, role: str) -> Division:
     """The parts of a batch whose pieces (row positions) are divided separately."""
-    divided_pieces: list[list[Tensor]] = []
-    for rows in pieces:
-        parts = partition(batch.take(rows), num_parts, role=role)
+    rows, owners, sizes = list[Tensor](), list[np.ndarray](), list[np.ndarray]()
+    for piece in pieces:
+        parts = partition(batch.take(piece), num_parts, role=role)
         assert parts is not None, "there are several parts"
-        divided_pieces.append([rows[part] for part in parts])
-    return [Share(torch.cat(part), tuple(map(len, part))) for part in zip(*divided_pieces, strict=True)]
+        rows.append(piece[parts.rows])
+        owners.append(parts.owners)
+        sizes.append(parts.sizes)
+    by_part = np.argsort(np.concatenate(owners), kind="stable")
+    counts = np.stack(sizes, axis=1)
+    return Division(Parts(torch.cat(rows)[torch.from_numpy(by_part)], counts.sum(1)), list(map(tuple, counts.tolist())))
 
 
-def _consecutive(groups: Tensor, lengths: Tensor, num_parts: int) -> list[Tensor]:
+def _consecutive(groups: np.ndarray, lengths: np.ndarray, num_parts: int) -> Parts:
     """Consecutive rows, cut at the ends of groups that are nearest to equal shares of the tokens."""
-    ends = torch.cat([(groups.diff() != 0).nonzero().flatten() + 1, torch.tensor([len(groups)])])
-    tokens = lengths.cumsum(0)[ends - 1].double()
-    shares = tokens[-1] * torch.arange(1, num_parts) / num_parts
-    above = torch.searchsorted(tokens, shares)
-    below = (above - 1).clamp(min=0)
-    nearest = torch.where(shares - tokens[below] <= tokens[above] - shares, below, above)
-    return list(torch.arange(len(groups)).tensor_split(ends[nearest]))
+    ends = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
+    tokens = lengths.cumsum()[ends - 1].astype(np.float64)
+    shares = tokens[-1] * np.arange(1, num_parts) / num_parts
+    above = np.searchsorted(tokens, shares)
+    below = np.maximum(above - 1, 0)
+    nearest = np.where(shares - tokens[below] <= tokens[above] - shares, below, above)
+    return Parts.cut(torch.arange(len(groups)), ends[nearest])
 
 
-def _owners(parts: Sequence[Tensor], groups: Tensor) -> np.ndarray | None:
+def _owners(parts: Parts, groups: np.ndarray) -> np.ndarray | None:
     """The part that has each group [G]; None if a group has rows in two parts."""
-    own, part_of = groups[torch.cat(list(parts))].numpy(), _part_of(parts)
+    own, part_of = groups[parts.rows.numpy()], parts.owners
     owners = np.zeros(int(groups.max()) + 1, dtype=np.int64)
     owners[own] = part_of
     return owners if np.array_equal(owners[own], part_of) else None
 
 
 def _exchanged(
-    parts: Sequence[Tensor], owners: np.ndarray, groups: Tensor, lengths: Tensor, *, most: float
-) -> list[Tensor] | None:
+    parts: Parts, owners: np.ndarray, groups: np.ndarray, lengths: np.ndarray, *, most: float
+) -> Parts | None:
     """The parts after exchanges of groups, with rows in the order that they had; None if one remains without rows."""
-    costs = np.bincount(groups.numpy(), lengths.numpy())
-    moved = torch.from_numpy(exchanged_groups(owners, costs, len(parts), most=most))
-    rows = torch.cat(list(parts))
-    own = moved[groups[rows]]
-    counts = torch.bincount(own, minlength=len(parts)).tolist()
-    return list(rows[own.argsort(stable=True)].split(counts)) if all(counts) else None
+    num_parts = len(parts.sizes)
+    moved = exchanged_groups(owners, np.bincount(groups, lengths), num_parts, most=most)
+    own = moved[groups[parts.rows.numpy()]]
+    sizes = np.bincount(own, minlength=num_parts)
+    return Parts(parts.rows[torch.from_numpy(own.argsort(kind="stable"))], sizes) if sizes.all() else None
 
 
-def _heaviest(parts: Sequence[Tensor], lengths: Tensor) -> float:
+def _heaviest(parts: Parts, lengths: np.ndarray) -> float:
     """The most tokens of a part."""
-    return float(np.bincount(_part_of(parts), lengths[torch.cat(list(parts))].numpy()).max())
-
-
-def _part_of(parts: Sequence[Tensor]) -> np.ndarray:
-    """The part of each row, in the order of the parts."""
-    return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return float(np.bincount(parts.owners, lengths[parts.rows.numpy()]).max())
 
 
 def _check_enough(count: int, unit: str, num_parts: int, role: str) -> None:

@@ -12,7 +12,7 @@ from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta
 from hybridflow.batch.columns import COLUMNS, Column, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
-from hybridflow.controller.located import Runs, located, whole
+from hybridflow.controller.located import Parts, Runs, located, whole
 from hybridflow.controller.packets import Packet, Summary, TablePart, joined
 
 
@@ -235,24 +235,24 @@ def _objects(shard: Shard, names: Sequence[str], reads_rest: bool) -> list[Store
 class Places:
     """Where the rows of the parts of one batch lie in each of its tables; tables with the same shards share the answer.
 
-    `rows` are the positions of each part in the batch; None for one part that is the whole batch.
+    Without `parts`, one part is the whole batch.
     """
 
-    def __init__(self, rows: Sequence[Tensor] | None) -> None:
-        self._rows = None if rows is None else torch.cat(list(rows))
-        self._part_sizes = [] if rows is None else [len(part) for part in rows]
-        self.num_parts = 1 if rows is None else len(rows)
+    def __init__(self, parts: Parts | None) -> None:
+        self._parts = parts
+        self.num_parts = 1 if parts is None else len(parts.sizes)
         self._known: dict[tuple[int, tuple[int, ...]], tuple[Tensor | None, Runs]] = {}
 
     def of(self, view: View) -> Runs:
         """The rows of all parts in the table of a view."""
-        table, index = view.table, view.rows(self._rows)
-        if index is None:
+        table, parts = view.table, self._parts
+        rows = view.rows(None if parts is None else parts.rows)
+        if rows is None:
             return whole(len(table.shards))
         key = (id(view.index), tuple(table.sizes))
         if key not in self._known:
-            sizes = self._part_sizes or [len(index)]
-            self._known[key] = (view.index, located(index.numpy(), sizes, table.sizes))
+            sizes = np.array([len(rows)]) if parts is None else parts.sizes
+            self._known[key] = (view.index, located(Parts(rows, sizes), table.sizes))
         return self._known[key][1]
 
 

@@ -9,7 +9,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.located import located, ordered, pieces
+from hybridflow.controller.located import Parts, located, ordered, pieces
 from hybridflow.controller.packets import Packet
 from hybridflow.controller.tables import Table, Taken, View
 from hybridflow.errors import BatchError
@@ -113,7 +113,7 @@ def test_every_row_is_located_in_order(sizes):
     ]
     parts += [torch.arange(len(flat)).flip(0), torch.arange(len(flat)).repeat(2)]
     parts += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
-    found = located(torch.cat(parts).numpy(), [len(part) for part in parts], sizes)
+    found = located(Parts(torch.cat(parts), np.array([len(part) for part in parts])), sizes)
     widths = np.arange(len(sizes)) % 3 + 1
     read = found.read(widths, np.full(len(parts), 7))
     for part, runs, numbers, order in zip(parts, *read, found.orders, strict=True):

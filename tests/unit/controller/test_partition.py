@@ -6,7 +6,7 @@ import torch
 from hybridflow.batch import Batch, Ragged
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.located import pieces
+from hybridflow.controller.located import Parts, pieces
 from hybridflow.controller.partition import SLACK_FRACTION, divided, partition
 from hybridflow.controller.tables import Taken
 from hybridflow.errors import BatchError
@@ -18,31 +18,35 @@ def reference(uids: list[int], lengths: list[int]) -> BatchRef:
     return BatchRef.of(Batch.of(rows={"uid": torch.tensor(uids)}, tokens={"prompt_ids": tokens}), LocalBackend())
 
 
+def rows_of(parts: Parts | None) -> list[list[int]]:
+    assert parts is not None
+    return [part.tolist() for part in parts.rows.split(parts.sizes.tolist())]
+
+
 @pytest.mark.parametrize("num_parts", [2, 3, 5])
 @pytest.mark.parametrize("seed", range(10))
 def test_every_row_once_siblings_together_and_loads_close(num_parts, seed):
     generator = torch.Generator().manual_seed(seed)
     uids = torch.randint(0, 12, (60,), generator=generator).tolist()
     lengths = torch.randint(1, 50, (60,), generator=generator).tolist()
-    parts = partition(reference(uids, lengths), num_parts, role="actor")
-    assert parts is not None
-    assert sorted(torch.cat(parts).tolist()) == list(range(60))
-    assert sum(len({uids[row] for row in part.tolist()}) for part in parts) == len(set(uids))
+    parts = rows_of(partition(reference(uids, lengths), num_parts, role="actor"))
+    assert sorted(row for part in parts for row in part) == list(range(60))
+    assert sum(len({uids[row] for row in part}) for part in parts) == len(set(uids))
     load_of_group = {uid: sum(n for u, n in zip(uids, lengths, strict=True) if u == uid) for uid in uids}
     at_best = max(*load_of_group.values(), sum(lengths) / num_parts)
-    loads = [sum(lengths[row] for row in part.tolist()) for part in parts]
+    loads = [sum(lengths[row] for row in part) for part in parts]
     assert max(loads) <= 4 / 3 * at_best
 
 
 def test_rows_of_equal_length_are_consecutive():
     parts = partition(reference([i // 4 for i in range(32)], [7] * 32), 4, role="actor")
-    assert [part.tolist() for part in parts or []] == [list(range(start, start + 8)) for start in (0, 8, 16, 24)]
+    assert rows_of(parts) == [list(range(start, start + 8)) for start in (0, 8, 16, 24)]
 
 
 def test_unequal_loads_are_balanced_by_moving_groups():
     lengths = [40, 40, 1, 1, 1, 1]
     parts = partition(reference([0, 1, 2, 3, 4, 5], lengths), 2, role="actor")
-    loads = [sum(lengths[row] for row in part.tolist()) for part in parts or []]
+    loads = [sum(lengths[row] for row in part) for part in rows_of(parts)]
     assert max(loads) <= (1 + SLACK_FRACTION) * 42
 
 
@@ -53,11 +57,9 @@ def test_balanced_rows_stay_on_the_shard_they_lie_on():
     backend = LocalBackend()
     actor = WorkerGroup(Model, ResourcePool("actor", 3), backend, role="actor")
     shuffled = actor.generate(prompts).take(torch.randperm(12, generator=torch.Generator().manual_seed(0)))
-    parts = partition(shuffled, 3, role="critic")
-    assert parts is not None
-    for shard, part in enumerate(parts):
+    for shard, part in enumerate(rows_of(partition(shuffled, 3, role="critic"))):
         taken = Taken.by(1)
-        runs, order, _ = shuffled.portion(part, taken, wanted=("response_ids",)).tables[1]
+        runs, order, _ = shuffled.portion(torch.tensor(part), taken, wanted=("response_ids",)).tables[1]
         [(slots, rows)] = pieces(runs)
         assert rows is None and order is None
         assert taken.stored[0][slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
@@ -73,11 +75,11 @@ def test_unbalanced_rows_mostly_stay_on_the_shard_they_lie_on():
     whole = BatchRef.concat(pieces)
     shards = [set(range(start, start + 64)) for start in range(0, num_rows, 64)]
     assert max(int(lengths[list(shard)].sum()) for shard in shards) > 1.02 * int(lengths.sum()) / ranks
-    parts = partition(whole, ranks, role="actor")
-    assert parts is not None and sorted(torch.cat(parts).tolist()) == list(range(num_rows))
+    parts = rows_of(partition(whole, ranks, role="actor"))
+    assert sorted(row for part in parts for row in part) == list(range(num_rows))
     assert max(int(lengths[part].sum()) for part in parts) <= (1 + SLACK_FRACTION) * int(lengths.sum()) / ranks
-    assert sum(len(set(part.tolist()) - shard) for part, shard in zip(parts, shards, strict=True)) <= 16 * 4
-    assert all(len({row // 4 for row in part.tolist()}) * 4 == len(part) for part in parts)
+    assert sum(len(set(part) - shard) for part, shard in zip(parts, shards, strict=True)) <= 16 * 4
+    assert all(len({row // 4 for row in part}) * 4 == len(part) for part in parts)
 
 
 def test_a_division_is_found_once_for_all_batches_of_the_same_rows():
@@ -87,7 +89,7 @@ def test_a_division_is_found_once_for_all_batches_of_the_same_rows():
     assert divided(batch, 2, role="actor") is not first
     assert divided(batch, 4, role="actor", minibatch_rows=16) is not first
     halved = batch.take(list(range(16)))
-    assert sum(len(share.rows) for share in divided(halved, 4, role="actor") if share.rows is not None) == 16
+    assert sum(map(len, rows_of(divided(halved, 4, role="actor").parts))) == 16
     longer = Ragged.from_lengths(torch.zeros(32 * 17 // 2, dtype=torch.int64), torch.tensor([16, 1] * 16))
     grown = divided(batch.join(Batch.of(tokens={"response_ids": longer})), 4, role="actor")
     assert grown is not first
@@ -95,22 +97,20 @@ def test_a_division_is_found_once_for_all_batches_of_the_same_rows():
 
 def test_without_uids_rows_are_consecutive():
     batch = BatchRef.of(Batch.of(rows={"scores": torch.zeros(7)}), LocalBackend())
-    assert [len(part) for part in partition(batch, 3, role="judge") or []] == [3, 2, 2]
+    assert rows_of(partition(batch, 3, role="judge")) == [[0, 1, 2], [3, 4], [5, 6]]
     with pytest.raises(BatchError, match=r"7 rows cannot be divided over the 8 .*'judge'"):
         partition(batch, 8, role="judge")
 
 
 def test_every_minibatch_is_divided_by_itself():
     lengths = [40, 1, 1, 38, 5, 5, 5, 5, 30, 2]
-    shares = divided(reference(list(range(10)), lengths), 2, role="actor", minibatch_rows=4)
-    assert [sum(share.minibatch_rows) for share in shares] == [
-        len(share.rows) for share in shares if share.rows is not None
-    ]
+    division = divided(reference(list(range(10)), lengths), 2, role="actor", minibatch_rows=4)
+    parts = rows_of(division.parts)
+    assert [sum(rows) for rows in division.minibatch_rows] == list(map(len, parts))
     for number, expected in enumerate([{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}]):
         pieces = []
-        for share in shares:
-            assert share.rows is not None
-            pieces.append(share.rows.split(list(share.minibatch_rows))[number].tolist())
+        for part, sizes in zip(parts, division.minibatch_rows, strict=True):
+            pieces.append(torch.tensor(part).split(list(sizes))[number].tolist())
         assert set(pieces[0]) | set(pieces[1]) == expected
         assert not set(pieces[0]) & set(pieces[1])
         assert all(pieces)
@@ -118,5 +118,5 @@ def test_every_minibatch_is_divided_by_itself():
 
 def test_one_part_or_one_minibatch_is_not_cut():
     whole = reference(list(range(4)), [3, 3, 3, 3])
-    assert divided(whole, 1, role="actor", minibatch_rows=2)[0].rows is None
-    assert divided(whole, 2, role="actor", minibatch_rows=4)[0].minibatch_rows == ()
+    assert divided(whole, 1, role="actor", minibatch_rows=2).parts is None
+    assert divided(whole, 2, role="actor", minibatch_rows=4).minibatch_rows == ()

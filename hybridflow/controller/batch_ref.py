@@ -233,22 +233,22 @@ class BatchRef:
 
         The rank waits only for the stages that declare wanted columns or may have those that none declares.
         """
-        parts = None if rows is None else Parts(rows, np.array([len(rows)]))
-        return self.portions(parts, taken, wanted=wanted, required=required)[0]
+        places = Places(None if rows is None else Parts(rows, np.array([len(rows)])))
+        return self.portions(places, taken, wanted=wanted, required=required)[0]
 
     def portions(
         self,
-        parts: Parts | None,
+        places: Places,
         taken: Taken,
         *,
         wanted: tuple[str, ...] | None = None,
         required: tuple[str, ...] = (),
         meta: Sequence[Meta] | None = None,
     ) -> list[Portion]:
-        """As `portion`, for several ranks (None: one, which takes all rows), with further metadata for each."""
+        """As `portion`, for the ranks of all parts, with further metadata for each."""
         declared = {name for view in self._views for name in view.table.declared}
         undeclared = None if wanted is None else frozenset(wanted) - declared
-        places, tables = Places(parts), []
+        tables = []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
             names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]

@@ -166,19 +166,14 @@ def _arguments(
         own = divisions.get(id(value), Division())
         meta: list[Meta] | None = [{"minibatch_rows": rows} for rows in own.minibatch_rows] or None
         wanted, required = method.spec.columns_of(next(positions))
-        return value.portions(own.parts, taken, wanted=wanted, required=required, meta=meta)
+        return value.portions(own.places, taken, wanted=wanted, required=required, meta=meta)
 
     columns = [received(value) for value in args]
-    named = {name: received(value) for name, value in kwargs.items()}
+    named = [received(value) for value in kwargs.values()]
     takes = frozenset(taken.calls)
     return [
-        Arguments(
-            tuple(column[part] for column in columns),
-            {name: column[part] for name, column in named.items()},
-            tuple(stored),
-            takes,
-        )
-        for part, stored in enumerate(taken.stored)
+        Arguments(tuple(own[: len(args)]), dict(zip(kwargs, own[len(args) :], strict=True)), tuple(stored), takes)
+        for *own, stored in zip(*columns, *named, taken.stored, strict=True)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from hybridflow.batch.balance import balanced_groups, exchanged_groups
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.located import Parts
+from hybridflow.controller.tables import Places
 from hybridflow.errors import BatchError
 
 SLACK_FRACTION = 0.01
@@ -25,6 +27,11 @@ class Division:
 
     minibatch_rows: Sequence[tuple[int, ...]] = ()
     """For each part, its rows of each minibatch, in order; empty if minibatches are not divided separately."""
+
+    @cached_property
+    def places(self) -> Places:
+        """Where the rows of the parts lie."""
+        return Places(self.parts)
 
 
 def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int | None = None) -> Division:
@@ -63,7 +70,7 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> Parts | None:
         _check_enough(len(batch), "rows", num_parts, role)
         sizes = len(batch) // num_parts + (np.arange(num_parts) < len(batch) % num_parts)
         return Parts(torch.arange(len(batch)), sizes)
-    lengths, groups = batch.lengths.numpy(), batch.row("uid").unique(return_inverse=True)[1].numpy()
+    lengths, groups = batch.lengths.numpy(), _groups(batch.row("uid").numpy())
     num_groups = int(groups.max()) + 1 if len(groups) else 0
     _check_enough(num_groups, "prompts", num_parts, role)
     most = (1.0 + SLACK_FRACTION) * float(lengths.sum()) / num_parts
@@ -95,6 +102,12 @@ def _by_pieces(batch: BatchRef, pieces: Sequence[Tensor], num_parts: int, role: 
     by_part = np.argsort(np.concatenate(owners), kind="stable")
     counts = np.stack(sizes, axis=1)
     return Division(Parts(torch.cat(rows)[torch.from_numpy(by_part)], counts.sum(1)), list(map(tuple, counts.tolist())))
+
+
+def _groups(uids: np.ndarray) -> np.ndarray:
+    """The prompt of each row [B], numbered from 0. Most rows follow another one of their prompt, so few are sorted."""
+    is_first = np.append(True, uids[1:] != uids[:-1])[: len(uids)]
+    return np.unique(uids[is_first], return_inverse=True)[1][np.cumsum(is_first) - 1]
 
 
 def _consecutive(groups: np.ndarray, lengths: np.ndarray, num_parts: int) -> Parts:

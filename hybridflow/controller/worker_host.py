@@ -26,7 +26,7 @@ from hybridflow.observability.performance import peak_memory_bytes
 
 
 class AnswerForm(NamedTuple):
-    """How a method's result returns to the driver. Each message has one; tuples are pickled faster."""
+    """How a method's result returns to the driver. Messages have its fields as a plain tuple: it is pickled faster."""
 
     wanted: bool = True
     """False on ranks that do not answer: the answer is dropped where it was made."""
@@ -134,7 +134,7 @@ class WorkerHost:
     def run(
         self,
         target: list[str],
-        form: AnswerForm = VALUE,
+        form: tuple = (),
         args: tuple = (),
         kwargs: Mapping[str, object] | None = None,
         *stored: object,
@@ -142,13 +142,15 @@ class WorkerHost:
         """Calls a method; portions among its arguments become batches, made from the stored packets.
 
         `target` is the role the worker was made for, the role it is called as, and the method: one argument, because
-        each argument costs Ray a tenth of an empty call. Returns the small part of the answer and what the call log's
+        each argument costs Ray a tenth of an empty call. `form` has the fields of an `AnswerForm`.
+        Returns the small part of the answer and what the call log's
         `Measured` has, in one list, which Ray sends faster than a tuple; with packets, a tuple of the list and them.
         """
         began, started = time.time(), time.perf_counter()
         worker, role, method = target
-        self._changes_begun += form.changes
-        self._position = form.position
+        how = AnswerForm(*form)
+        self._changes_begun += how.changes
+        self._position = how.position
         try:
             given: list[Batch] = []
             stage = f"{role}.{method}"
@@ -157,12 +159,12 @@ class WorkerHost:
             hosted = self.workers[worker]
             with ACTIVITY.calling(stage, is_watched=_is_own(type(hosted), method)):
                 answer = getattr(hosted, method)(*args, **named)
-            small, packets = _answered(answer, form, given[0] if given else None)
+            small, packets = _answered(answer, how, given[0] if given else None)
         except (Exception, SystemExit) as error:
             raise call_failed(error, role=role, rank=self.rank, node=self.info().place, method=method) from error
         seconds = time.perf_counter() - started
         measured = [small, began, seconds, *_sizes(given, packets), peak_memory_bytes(self.device)]
-        return (measured, *packets) if form.objects > 1 else measured
+        return (measured, *packets) if how.objects > 1 else measured
 
 
 def _is_own(kind: type[Worker], method: str) -> bool:

@@ -110,7 +110,7 @@ def _number(value: SupportsFloat) -> float:
 
 def summary(name: str, values: Iterable[float]) -> Metrics:
     """`name/mean`, `name/max` and `name/min` of the values; empty if there are none."""
-    numbers = [float(value) for value in values]
+    numbers = list(map(float, values))
     if not numbers:
         return {}
     return {

@@ -181,19 +181,21 @@ def _section_lines(section: Section) -> Iterator[str]:
     path = section.critical_path()
     critical = {(span.call, span.rank) for span in path}
     places = _places(section.pools)
-    names: dict[tuple[str, str], str] = {}
+    of_call: dict[int, tuple[str, str]] = {}
     for span in section.spans:
         # Written by hand: a step of a thousand ranks has ten thousand of these lines.
-        name = names.get((span.role, span.method))
-        if name is None:
-            name = names[span.role, span.method] = f'"name":{json.dumps(span.name)},"cat":{json.dumps(span.role)}'
+        if span.call not in of_call:
+            of_call[span.call] = (
+                f'{{"ph":"X","name":{json.dumps(span.name)},"cat":{json.dumps(span.role)}',
+                f'"args":{{"step":{section.step},"call":{span.call},"needs":{json.dumps(span.needs)}',
+            )
+        name, call = of_call[span.call]
         process, thread = places[span.pool, span.rank]
         yield (
-            f'{{"ph":"X",{name},"pid":{process},"tid":{thread},"ts":{int(span.start * _MICROSECONDS)},'
-            f'"dur":{int(span.seconds * _MICROSECONDS)},"args":{{"step":{section.step},"call":{span.call},'
+            f'{name},"pid":{process},"tid":{thread},"ts":{int(span.start * _MICROSECONDS)},'
+            f'"dur":{int(span.seconds * _MICROSECONDS)},{call},'
             f'"rows":{span.rows},"tokens":{span.tokens},"bytes_in":{span.bytes_in},"bytes_out":{span.bytes_out},'
-            f'"peak_bytes":{span.peak_bytes},"needs":[{",".join(map(str, span.needs))}],'
-            f'"answers":{"true" if span.answers else "false"},'
+            f'"peak_bytes":{span.peak_bytes},"answers":{"true" if span.answers else "false"},'
             f'"critical":{"true" if (span.call, span.rank) in critical else "false"}}}}}{_SEPARATOR}'
         )
     yield from map(_line, _section_events(section, path, places))

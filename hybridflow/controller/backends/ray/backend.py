@@ -105,7 +105,7 @@ class RayBackend:
             value = run.remote(target)
             packets: tuple[ray.ObjectRef, ...] = ()
         else:
-            answer = run.remote(target, form, arguments.args, arguments.kwargs, *arguments.stored)
+            answer = run.remote(target, tuple(form), arguments.args, arguments.kwargs, *arguments.stored)
             value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
         pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)

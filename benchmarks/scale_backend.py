@@ -30,7 +30,7 @@ from hybridflow.observability.calls import Span
 WORKERS = Path(__file__).with_name("scale_workers.py")
 _MOST_FREED = 4096
 _READ_BYTES = 1 << 16
-_LOOK_SECONDS = 0.02
+_LOOK_SECONDS = 0.05
 _SIZE_BYTES = 4
 """What `Connection.send_bytes` sends before each message of less than 2 GB: its size."""
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import numpy as np
 from torch import Tensor
 
 from hybridflow.errors import BatchError
@@ -9,10 +10,13 @@ from hybridflow.errors import BatchError
 
 def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, stage: str) -> None:
     """Raises `BatchError` unless each `uid` in `entered` [B] occurs `samples_per_prompt` times in `left`."""
-    expected = Counter({uid: samples_per_prompt * count for uid, count in _counts(entered).items()})
-    found = _counts(left)
-    if expected == found:
+    entered_uids, entered_counts = _counts(entered)
+    left_uids, left_counts = _counts(left)
+    wanted = samples_per_prompt * entered_counts
+    if np.array_equal(entered_uids, left_uids) and np.array_equal(wanted, left_counts):
         return
+    expected = Counter(dict(zip(entered_uids.tolist(), wanted.tolist(), strict=True)))
+    found = Counter(dict(zip(left_uids.tolist(), left_counts.tolist(), strict=True)))
     lost, extra = expected - found, found - expected
     raise BatchError(
         f"The stage '{stage}' lost {sum(lost.values())} rows (uids {sorted(lost)[:5]}) "
@@ -24,11 +28,10 @@ def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, s
 
 def check_groups(uids: Tensor, *, samples_per_prompt: int) -> None:
     """Raises `BatchError` unless each `uid` in `uids` [B] occurs `samples_per_prompt` times."""
-    found = _counts(uids)
-    wrong = sorted(uid for uid, count in found.items() if count != samples_per_prompt)
-    if wrong:
+    found, counts = _counts(uids)
+    if len(wrong := np.flatnonzero(counts != samples_per_prompt)):
         raise BatchError(
-            f"The prompt with uid {wrong[0]} has {found[wrong[0]]} samples, not {samples_per_prompt}"
+            f"The prompt with uid {found[wrong[0]]} has {counts[wrong[0]]} samples, not {samples_per_prompt}"
             f" (rollout.samples_per_prompt); {len(wrong)} of {len(found)} prompts have lost or duplicated samples.",
             remedy="Pass all generated rows to self.observe, each exactly once, including those that the step did not"
             " train on.",
@@ -37,15 +40,26 @@ def check_groups(uids: Tensor, *, samples_per_prompt: int) -> None:
 
 def check_unique(uids: Tensor) -> None:
     """Raises `BatchError` if several prompts of a batch have the same `uid`."""
-    repeated = [uid for uid, count in _counts(uids).items() if count > 1]
-    if repeated:
+    found, counts = _counts(uids)
+    if repeated := found[counts > 1].tolist():
         raise BatchError(
             f"{len(repeated)} uids belong to more than one prompt (first: {repeated[:5]}).",
             remedy="Number prompts by their position in the data stream.",
         )
 
 
-def _counts(uids: Tensor) -> Counter[int]:
-    """How often each occurs; of the numbers of a whole batch, only those that differ become Python objects."""
-    found, counts = uids.unique(return_counts=True)
-    return Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+def distinct(uids: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The different `uids` [B] in ascending order, and for each row [B] which of them it has.
+
+    Most rows have the `uid` of the row before them; only the others are sorted.
+    """
+    rows = uids.numpy()
+    is_first = np.append(True, rows[1:] != rows[:-1])[: len(rows)]
+    found, numbers = np.unique(rows[is_first], return_inverse=True)
+    return found, numbers[np.cumsum(is_first) - 1]
+
+
+def _counts(uids: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The different `uids` [B] in ascending order, and how often each occurs."""
+    found, numbers = distinct(uids)
+    return found, np.bincount(numbers)

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from hybridflow.observability.calls import Span
 
@@ -19,16 +18,6 @@ class _Call:
     needs: tuple[int, ...]
     answering: Collection[int]
     unanswered: int
-
-
-class _Answer(NamedTuple):
-    number: int
-    call: _Call
-    rank: int
-    measured: Measured
-    node: str
-    sent: float
-    now: float
 
 
 @dataclass
@@ -58,7 +47,9 @@ class CallLog:
     _read: set[int] = field(default_factory=set)
     """Calls whose answers the driver has read, without those that one of the others needs."""
 
-    _answers: list[_Answer] = field(default_factory=list)
+    _answers: list[tuple[int, _Call, int, Measured, str, float, float]] = field(default_factory=list)
+    """Of each answer since the last drain: the number of its call, the call, the rank, what it measured, its node, and
+    when the call was sent and answered, on this process's clock."""
 
     def begin(
         self, role: str, method: str, pool: str, *, takes: Iterable[int], ranks: int, answering: Collection[int]
@@ -82,7 +73,7 @@ class CallLog:
         """A rank has answered a call that was sent at a time, both times on this process's clock."""
         if (call := self._calls.get(number)) is not None:
             call.unanswered -= 1
-            self._answers.append(_Answer(number, call, rank, measured, node, sent, now))
+            self._answers.append((number, call, rank, measured, node, sent, now))
 
     def drop(self) -> None:
         """Forgets the calls that have not been answered: they never will be."""
@@ -92,34 +83,17 @@ class CallLog:
     def drain(self) -> list[Span]:
         """The calls answered since the last drain, by call and rank, on this process's clock."""
         offsets: dict[str, _Offset] = {}
-        for answer in self._answers:
-            start, seconds, *_ = answer.measured
-            offset = offsets.setdefault(answer.node, _Offset())
-            offset.least = max(offset.least, answer.sent - start)
-            offset.most = min(offset.most, answer.now - start - seconds)
+        for _, _, _, (start, seconds, *_), node, sent, now in self._answers:
+            offset = offsets.setdefault(node, _Offset())
+            offset.least = max(offset.least, sent - start)
+            offset.most = min(offset.most, now - start - seconds)
         seconds_of = {node: offset.seconds for node, offset in offsets.items()}
-        spans = [_span(answer, seconds_of[answer.node]) for answer in self._answers]
+        spans: list[Span] = []
+        for number, call, rank, measured, node, _, _ in self._answers:
+            start, seconds, *counts = measured
+            at, bytes_in, bytes_out, rows, tokens, peak_bytes = start + seconds_of[node], *map(int, counts)
+            place, sizes = (call.pool, rank, at, seconds), (bytes_in, bytes_out, rows, tokens, peak_bytes)
+            spans.append(Span(number, call.role, call.method, *place, *sizes, rank in call.answering, call.needs))
         self._answers.clear()
         self._calls = {number: call for number, call in self._calls.items() if call.unanswered}
         return sorted(spans, key=lambda span: (span.call, span.rank))
-
-
-def _span(answer: _Answer, offset: float) -> Span:
-    call = answer.call
-    start, seconds, bytes_in, bytes_out, rows, tokens, peak_bytes = answer.measured
-    return Span(
-        answer.number,
-        call.role,
-        call.method,
-        call.pool,
-        answer.rank,
-        start + offset,
-        seconds,
-        bytes_in=int(bytes_in),
-        bytes_out=int(bytes_out),
-        rows=int(rows),
-        tokens=int(tokens),
-        answers=answer.rank in call.answering,
-        needs=call.needs,
-        peak_bytes=int(peak_bytes),
-    )

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hybridflow.batch.accounting import distinct
 from hybridflow.batch.balance import balanced_groups, exchanged_groups
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.located import Parts
@@ -70,9 +71,9 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> Parts | None:
         _check_enough(len(batch), "rows", num_parts, role)
         sizes = len(batch) // num_parts + (np.arange(num_parts) < len(batch) % num_parts)
         return Parts(torch.arange(len(batch)), sizes)
-    lengths, groups = batch.lengths.numpy(), _groups(batch.row("uid").numpy())
-    num_groups = int(groups.max()) + 1 if len(groups) else 0
-    _check_enough(num_groups, "prompts", num_parts, role)
+    prompts, groups = distinct(batch.row("uid"))
+    _check_enough(len(prompts), "prompts", num_parts, role)
+    lengths = batch.lengths.numpy()
     most = (1.0 + SLACK_FRACTION) * float(lengths.sum()) / num_parts
     candidates = (batch.rows_of_shards(num_parts), _consecutive(groups, lengths, num_parts))
     full = [parts for parts in candidates if parts is not None and parts.sizes.all()]
@@ -102,12 +103,6 @@ def _by_pieces(batch: BatchRef, pieces: Sequence[Tensor], num_parts: int, role: 
     by_part = np.argsort(np.concatenate(owners), kind="stable")
     counts = np.stack(sizes, axis=1)
     return Division(Parts(torch.cat(rows)[torch.from_numpy(by_part)], counts.sum(1)), list(map(tuple, counts.tolist())))
-
-
-def _groups(uids: np.ndarray) -> np.ndarray:
-    """The prompt of each row [B], numbered from 0. Most rows follow another one of their prompt, so few are sorted."""
-    is_first = np.append(True, uids[1:] != uids[:-1])[: len(uids)]
-    return np.unique(uids[is_first], return_inverse=True)[1][np.cumsum(is_first) - 1]
 
 
 def _consecutive(groups: np.ndarray, lengths: np.ndarray, num_parts: int) -> Parts:

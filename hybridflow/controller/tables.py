@@ -1,6 +1,6 @@
 """The tables of a batch, on the driver: names, references and row numbers of columns, never their tokens."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -157,6 +157,11 @@ class Table:
             self._numbers[name, kind] = joined(parts) if len(parts) == len(known) else None
         return self._numbers[name, kind]
 
+    def calls_of(self, shards: Collection[int]) -> set[int]:
+        """The numbers of the calls that returned some shards; a shard that the driver holds has none."""
+        calls = (self.shards[number].call for number in shards)
+        return {call.number for call in calls if call is not None}
+
     def pending(self) -> list[Pending]:
         """The calls whose answers have not been read."""
         return [shard.call for shard in self.shards if shard.call and not shard.summary]
@@ -221,9 +226,8 @@ class View:
         slots = np.array([len(own) for own in taken.stored])
         runs, shards = place.read(np.array([len(own) for own in objects]), slots)
         for own, numbers in zip(taken.stored, shards, strict=True):
-            own.extend(chain.from_iterable(objects[number] for number in numbers))
-        read = {number for numbers in shards for number in numbers}
-        taken.calls.update(call.number for number in read if (call := table.shards[number].call) is not None)
+            own.extend(chain.from_iterable(map(objects.__getitem__, numbers)))
+        taken.calls.update(table.calls_of(set(chain.from_iterable(shards))))
         return [(own, order, meta) for own, order in zip(runs, place.orders, strict=True)]
 
 

@@ -6,6 +6,7 @@ import torch
 
 from hybridflow.algorithms.advantages.group_relative import fraction_without_spread
 from hybridflow.batch import Batch
+from hybridflow.batch.accounting import distinct
 from hybridflow.batch.episode_counts import COUNTED, LIMITED, NUMBER, WITH_NUMBER
 from hybridflow.controller.batch_ref import BatchRef
 from hybridflow.controller.futures import Future, wait
@@ -45,14 +46,14 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
     scores, uids = batch.row("scores"), batch.row("uid")
     counts = _has_score(batch)
-    metrics = summary("critic/score", scores[counts].tolist())
-    metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
+    metrics = summary("critic/score", scores[counts])
+    metrics |= summary("response_length", responses) | summary("prompt_length", prompts)
     if "turns" in batch.columns:
-        metrics |= summary("num_turns", batch.row("turns").tolist())
+        metrics |= summary("num_turns", batch.row("turns"))
         metrics |= episode_metrics(batch.metrics_by_shard(COUNTED))
         metrics["environment/failed_fraction"] = mean(float(batch.row("failed").float().mean()), len(responses))
     metrics["response_length/clip_ratio"] = mean(float(batch.row("truncated").float().mean()), len(responses))
-    if len(uids.unique()) < len(uids):
+    if len(distinct(uids)[0]) < len(uids):
         metrics["frac_reward_zero_std"] = mean(float(fraction_without_spread(scores, uids)), len(uids))
     for name in batch.columns:
         if name.startswith("rewards/"):

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, SupportsFloat, TypeGuard
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from hybridflow.errors import ConfigError
 
 
@@ -108,15 +111,15 @@ def _number(value: SupportsFloat) -> float:
     return float(value)
 
 
-def summary(name: str, values: Iterable[float]) -> Metrics:
+def summary(name: str, values: ArrayLike) -> Metrics:
     """`name/mean`, `name/max` and `name/min` of the values; empty if there are none."""
-    numbers = list(map(float, values))
-    if not numbers:
+    numbers = np.asarray(values, dtype=np.float64)
+    if not len(numbers):
         return {}
     return {
-        f"{name}/mean": mean(math.fsum(numbers) / len(numbers), len(numbers)),
-        f"{name}/max": maximum(max(numbers)),
-        f"{name}/min": minimum(min(numbers)),
+        f"{name}/mean": mean(math.fsum(numbers.tolist()) / len(numbers), len(numbers)),
+        f"{name}/max": maximum(numbers.max()),
+        f"{name}/min": minimum(numbers.min()),
     }
 
 

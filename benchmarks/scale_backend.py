@@ -32,7 +32,7 @@ _MOST_FREED = 4096
 _READ_BYTES = 1 << 16
 _LOOK_SECONDS = 0.05
 _SIZE_BYTES = 4
-"""What `Connection.send_bytes` sends before each message of less than 2 GB: its size."""
+"""The length of the size that `Connection.send_bytes` sends before each message of less than 2 GB."""
 
 
 class Reference:

@@ -56,7 +56,7 @@ class Runs(NamedTuple):
     """For each part, the position of each of its rows among those that its runs give; None if they are in order."""
 
     def read(self, widths: np.ndarray, slots: np.ndarray) -> tuple[list[bytes], list[list[int]]]:
-        """What tells each rank how to read its part (see `pieces`), and the shards that each part reads, in order.
+        """The bytes that tell each rank how to read its part (see `pieces`), and the shards that it reads, in order.
 
         A rank reads `widths` [S] objects of a shard, in consecutive slots; its first is in slot `slots` [P].
         """

@@ -238,9 +238,9 @@ def test_few_prompts_drawn_often_can_be_divided_over_ranks(toy_dir):
     batch = BatchRef.of(drawn, local_roles(toy_dir()).backend)
     with pytest.raises(BatchError, match="cannot be divided"):
         divided(batch, 2, role="actor", minibatch_rows=3)
-    parts = [part.rows for part in divided(ungrouped(batch), 2, role="actor", minibatch_rows=3)]
-    assert sorted(torch.cat(parts).tolist()) == [0, 1, 2, 3, 4, 5]
-    assert all(len(part) >= 2 for part in parts)
+    parts = divided(ungrouped(batch), 2, role="actor", minibatch_rows=3).parts
+    assert parts is not None and sorted(parts.rows.tolist()) == [0, 1, 2, 3, 4, 5]
+    assert all(size >= 2 for size in parts.sizes)
 
 
 def test_pf_ppo_learns_from_what_it_drew_and_accounts_for_all(toy_dir, tmp_path):

@@ -48,8 +48,8 @@ class CallLog:
     """Calls whose answers the driver has read, without those that one of the others needs."""
 
     _answers: list[tuple[int, _Call, int, Measured, str, float, float]] = field(default_factory=list)
-    """The answers since the last drain: the number of the call, the call, the rank, what it measured, its node, and when
-    the call was sent and answered, on this process's clock."""
+    """The answers since the last drain: the number of the call, the call, the rank, what it measured, its node, and
+    when the call was sent and answered, on this process's clock."""
 
     def begin(
         self, role: str, method: str, pool: str, *, takes: Iterable[int], ranks: int, answering: Collection[int]

@@ -75,11 +75,11 @@ class CrowdBackend:
     ) -> Pending:
         """Sends the call to the rank."""
         self._number += 1
-        target, sent = [handle.worker, handle.role, method], time.time()
+        sent = time.time()
         stored: tuple[Reference, ...] = arguments.stored  # type: ignore[assignment]
         taken = [each.ref for each in stored]
         place = (handle.pool.name, handle.rank)
-        self._send("call", self._number, *place, target, tuple(form), arguments.args, arguments.kwargs, taken)
+        self._send("call", self._number, *place, arguments.request(handle, method, form), taken)
         packets = tuple(Reference(self._number, index, self._freed) for index in range(form.objects - 1))
         pending = Pending(handle, method, self._number, packets, changes=form.changes, number=number, sent=sent)
         self._calls[self._number] = pending

@@ -11,7 +11,7 @@ import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache, partial
 from multiprocessing.connection import Client, Connection
@@ -25,7 +25,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.controller.packets import Packet
 from hybridflow.controller.transfer import specs_of
 from hybridflow.controller.worker import Worker, WorkerContext, WorkerSpec
-from hybridflow.controller.worker_host import WorkerHost
+from hybridflow.controller.worker_host import Request, WorkerHost
 from hybridflow.graph.stand_in import made_up
 from hybridflow.observability.metrics import Metrics, maximum, mean, total
 from hybridflow.parallel.file_records import record_files
@@ -123,12 +123,10 @@ class Crowd:
                 self._hosts[pool, rank] = WorkerHost(rank, device="cpu", node="node", threads=1)
             self._hosts[pool, rank].build(played, None)
 
-    def call(
-        self, number: int, pool: str, rank: int, target: list[str], form, args: tuple, kwargs: Mapping, taken: list[Ref]
-    ) -> None:
+    def call(self, number: int, pool: str, rank: int, request: Request, taken: list[Ref]) -> None:
         """Runs a method on one rank, keeps the packets, and sends the rest of the answer."""
         stored = [self._stored[ref] for ref in taken]
-        answer = self._hosts[pool, rank].run(target, form, args, kwargs, *stored)
+        answer = self._hosts[pool, rank].run(request, *stored)
         small, *packets = answer if isinstance(answer, tuple) else (answer,)
         for index, packet in enumerate(packets):
             self._stored[number, index] = packet

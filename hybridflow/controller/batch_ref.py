@@ -251,8 +251,7 @@ class BatchRef:
         tables = []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
-            names = [n for n in view.table.declared if n not in later and (wanted is None or n in wanted)]
-            tables.append(view.parts(places, names, undeclared, taken))
+            tables.append(view.parts(places, wanted, later, undeclared, taken))
         metas = [self._meta] * places.num_parts if meta is None else [self._meta | own for own in meta]
         return [
             Portion(each, wanted, required, own) for each, own in zip(zip(*tables, strict=True), metas, strict=True)

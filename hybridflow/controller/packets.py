@@ -83,8 +83,8 @@ class Summary:
         return Summary(self.rows, columns, lengths, scalars, {})
 
 
-TablePart = tuple[bytes, bytes | None, Meta]
-"""Some rows of a table: the runs and the order of `located.Runs`, and metadata."""
+TablePart = tuple[bytes, bytes | None, tuple[str, ...], Meta]
+"""Some rows of a table: the runs and the order of `located.Runs`, columns of its packets to leave out, and metadata."""
 
 
 class Portion(NamedTuple):
@@ -103,7 +103,7 @@ def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batc
     """The batch that a portion describes, from the packets stored for its call. Copies only what must be rearranged."""
     columns: dict[str, Column] = {}
     meta: Meta = {}
-    for runs, order, table_meta in portion.tables:
+    for runs, order, hidden, table_meta in portion.tables:
         meta |= table_meta
         shards: list[dict[str, Column]] = []
         for slots, rows in pieces(runs):
@@ -113,7 +113,7 @@ def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batc
                 assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
                 meta |= packet.meta
                 for name, column in packet.columns.items():
-                    if portion.wanted is None or name in portion.wanted:
+                    if (portion.wanted is None or name in portion.wanted) and name not in hidden:
                         shard[name] = chosen(column, rows)
             shards.append(shard)
         positions = None if order is None else ordered(order)

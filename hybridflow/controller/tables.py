@@ -18,9 +18,12 @@ from hybridflow.controller.packets import Packet, Summary, TablePart, joined
 
 @dataclass(eq=False, slots=True)
 class Shard:
-    """Rows of a table that one call returned, or that the driver holds: a reference for each declared column."""
+    """Rows of a table that one call returned, or that the driver holds."""
 
     columns: Mapping[str, Stored]
+    """The packet of each declared column. A call returns one for all: each further object costs Ray as much as a small
+    message."""
+
     rows: int | None = None
     """Their number; None until the result is known."""
 
@@ -48,9 +51,14 @@ class Taken:
 class Table:
     """The columns that one stage added: consecutive shards, which all have the columns `declared`."""
 
-    def __init__(self, shards: Sequence[Shard], declared: tuple[str, ...], backend: Backend) -> None:
+    def __init__(
+        self, shards: Sequence[Shard], declared: tuple[str, ...], backend: Backend, *, packed: tuple[str, ...] = ()
+    ) -> None:
         self.shards = shards
         self.declared = declared
+        self.packed = packed
+        """Columns that share packets, declared or not."""
+
         self._backend = backend
         self._summaries: list[Summary] | None = None
         self._sizes: list[int] | None = None
@@ -77,24 +85,25 @@ class Table:
     ) -> "Table":
         """The answers of one stage: a shard per call."""
         shards = [
-            Shard(dict(zip(provides, call.packets, strict=False)), count, call.packets[-1], call)
+            Shard(dict.fromkeys(provides, call.packets[0]), count, call.packets[1], call)
             for call, count in zip(calls, rows, strict=True)
         ]
-        return Table(shards, provides, backend)
+        return Table(shards, provides, backend, packed=provides)
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
         """Several tables, concatenated."""
         first, shards = tables[0], [shard for table in tables for shard in table.shards]
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
-        return Table(shards, declared, first._backend)
+        packed = dict.fromkeys(name for table in tables for name in table.packed)
+        return Table(shards, declared, first._backend, packed=tuple(packed))
 
     def without(self, names: Sequence[str]) -> "Table":
         """The table without metadata, and without some of the columns that it declares; waits for the stage."""
         declared = tuple(name for name in self.declared if name not in names)
         shards = [
             Shard(
-                {name: shard.columns[name] for name in declared},
+                shard.columns,
                 summary.rows,
                 rest=shard.rest if set(summary.columns) > set(self.declared) else None,
                 call=shard.call,
@@ -102,7 +111,7 @@ class Table:
             )
             for shard, summary in zip(self.shards, self.summaries(), strict=True)
         ]
-        return Table(shards, declared, self._backend)
+        return Table(shards, declared, self._backend, packed=self.packed)
 
     @property
     def settled(self) -> bool:
@@ -205,14 +214,22 @@ class View:
         return self.index is None or other.index is None or torch.equal(self.index, other.index)
 
     def parts(
-        self, places: "Places", names: Sequence[str], undeclared: frozenset[str] | None, taken: Taken
+        self,
+        places: "Places",
+        wanted: Collection[str] | None,
+        later: Collection[str],
+        undeclared: frozenset[str] | None,
+        taken: Taken,
     ) -> list[TablePart]:
-        """How each rank reads the columns `names` of its rows; adds what it must read to `taken`.
+        """How each rank reads the `wanted` columns of its rows (None: all); adds what it must read to `taken`.
 
-        `undeclared` are the wanted columns that no table declares, and that this one may have (None: all columns are
-        wanted). If no column is read, only the table's metadata travels, if it is known.
+        It does not read columns that `later` tables declare. `undeclared` are the wanted columns that no table
+        declares, and that this one may have (None: all columns are wanted). If no column is read, only the table's
+        metadata travels, if it is known.
         """
         table = self.table
+        names = [n for n in table.declared if n not in later and (wanted is None or n in wanted)]
+        hidden = tuple(n for n in table.packed if n not in names and (wanted is None or n in wanted))
         meta: Meta = table.meta() if table.settled else {}
         if table.settled:
             extra = set(table.known) - set(table.declared)
@@ -220,7 +237,7 @@ class View:
         else:
             reads_rest = bool(names) or undeclared is None or table.may_have(undeclared)
         if not names and not reads_rest:
-            return [(b"", None, meta)] * places.num_parts
+            return [(b"", None, (), meta)] * places.num_parts
         place = places.of(self)
         objects = [_objects(shard, names, reads_rest) for shard in table.shards]
         slots = np.array([len(own) for own in taken.stored])
@@ -228,11 +245,11 @@ class View:
         for own, numbers in zip(taken.stored, shards, strict=True):
             own.extend(chain.from_iterable(map(objects.__getitem__, numbers)))
         taken.calls.update(table.calls_of(set(chain.from_iterable(shards))))
-        return [(own, order, meta) for own, order in zip(runs, place.orders, strict=True)]
+        return [(own, order, hidden, meta) for own, order in zip(runs, place.orders, strict=True)]
 
 
 def _objects(shard: Shard, names: Sequence[str], reads_rest: bool) -> list[Stored]:
-    found = [shard.columns[name] for name in names]
+    found = list(dict.fromkeys(shard.columns[name] for name in names))
     return [*found, shard.rest] if reads_rest and shard.rest is not None else found
 
 

@@ -5,7 +5,7 @@ All backends use the same class: the local one calls it, the Ray one makes an ac
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -26,12 +26,12 @@ from hybridflow.observability.performance import peak_memory_bytes
 
 
 class AnswerForm(NamedTuple):
-    """How a method's result returns to the driver. Messages have its fields as a plain tuple: it is pickled faster."""
+    """How a method's result returns to the driver."""
 
     wanted: bool = True
     """False on ranks that do not answer: the answer is dropped where it was made."""
 
-    provides: tuple[str, ...] = ()
+    provides: Sequence[str] = ()
     """Columns the answer adds to its batch; empty for answers that are plain values."""
 
     keeps_rows: bool = True
@@ -51,11 +51,16 @@ class AnswerForm(NamedTuple):
 
     @property
     def objects(self) -> int:
-        """The number of objects a call returns: a value; or a summary, a packet per column, and one for the rest."""
-        return len(self.provides) + 2 if self.wanted and self.provides else 1
+        """The number of objects a call returns: a value; or a summary, and packets of columns provided and others."""
+        return 3 if self.wanted and self.provides else 1
 
 
 VALUE = AnswerForm()
+
+Request = list
+"""The role that a worker was made for, the role it is called as, the method, the fields of an `AnswerForm`, and the
+arguments by position and by name. It is one list because each argument, tuple and object of another class costs Ray as
+much as a tenth of an empty call."""
 
 
 class WorkerHost:
@@ -133,38 +138,33 @@ class WorkerHost:
 
     def run(
         self,
-        target: list[str],
-        form: tuple = (),
-        args: tuple = (),
-        kwargs: Mapping[str, object] | None = None,
+        request: Request,
         *stored: object,
     ) -> object:
         """Calls a method; portions among its arguments become batches, made from the stored packets.
 
-        `target` is the role the worker was made for, the role it is called as, and the method: one argument, because
-        each argument costs Ray a tenth of an empty call. `form` has the fields of an `AnswerForm`.
-        Returns the small part of the answer and what the call log's
-        `Measured` has, in one list, which Ray sends faster than a tuple; with packets, a tuple of the list and them.
+        Returns the small part of the answer and what the call log's `Measured` has, in one list, which Ray sends faster
+        than a tuple; with packets, a tuple of the list and them.
         """
         began, started = time.time(), time.perf_counter()
-        worker, role, method = target
-        how = AnswerForm(*form)
-        self._changes_begun += how.changes
-        self._position = how.position
+        worker, role, method, fields, args, kwargs = request
+        form = AnswerForm(*fields)
+        self._changes_begun += form.changes
+        self._position = form.position
         try:
             given: list[Batch] = []
             stage = f"{role}.{method}"
-            args = tuple(_received(value, stored, given, stage) for value in args)
-            named = {name: _received(value, stored, given, stage) for name, value in (kwargs or {}).items()}
+            args = [_received(value, stored, given, stage) for value in args]
+            named = {name: _received(value, stored, given, stage) for name, value in kwargs.items()}
             hosted = self.workers[worker]
             with ACTIVITY.calling(stage, is_watched=_is_own(type(hosted), method)):
                 answer = getattr(hosted, method)(*args, **named)
-            small, packets = _answered(answer, how, given[0] if given else None)
+            small, packets = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
             raise call_failed(error, role=role, rank=self.rank, node=self.info().place, method=method) from error
         seconds = time.perf_counter() - started
         measured = [small, began, seconds, *_sizes(given, packets), peak_memory_bytes(self.device)]
-        return (measured, *packets) if how.objects > 1 else measured
+        return (measured, *packets) if form.objects > 1 else measured
 
 
 def _is_own(kind: type[Worker], method: str) -> bool:
@@ -203,7 +203,7 @@ def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[ob
 
 
 def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summary, tuple[Packet, ...]]:
-    """The summary of a batch that a method returned, a packet per provided column, and one for the rest."""
+    """The summary of a batch that a method returned, a packet of the columns it provides, and one of the rest."""
     if not isinstance(answer, Batch):
         raise BatchError(
             f"The method provides {list(form.provides)}, but returned an object of type {type(answer).__name__}.",
@@ -229,7 +229,7 @@ def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summ
         elif name not in before or not _same(column, before[name]):
             rest[name] = column
     summary = Summary.of(declared | rest, len(answer), answer.meta)
-    return summary, (*(Packet({name: declared[name]}, {}) for name in form.provides), Packet(rest, answer.meta))
+    return summary, (Packet(declared, {}), Packet(rest, answer.meta))
 
 
 def _same(column: Column, given: Column) -> bool:

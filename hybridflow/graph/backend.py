@@ -94,12 +94,13 @@ class TracingBackend(LocalBackend):
         """Columns by the call that made them."""
         found: dict[int, dict[str, None]] = {}
         for portion in portions:
-            for slot in (slot for runs, _, _ in portion.tables for slots, _ in pieces(runs) for slot in slots):
-                packet = stored[slot]
-                assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
-                _, maker = self._makers.get(id(packet), (packet, DRIVER))
-                names = [name for name in packet.columns if portion.wanted is None or name in portion.wanted]
-                found.setdefault(maker, {}).update(dict.fromkeys(names))
+            for runs, _, hidden, _ in portion.tables:
+                for slot in (slot for slots, _ in pieces(runs) for slot in slots):
+                    packet = stored[slot]
+                    assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
+                    _, maker = self._makers.get(id(packet), (packet, DRIVER))
+                    names = [n for n in packet.columns if portion.wanted is None or n in portion.wanted]
+                    found.setdefault(maker, {}).update(dict.fromkeys(n for n in names if n not in hidden))
         return {maker: tuple(names) for maker, names in sorted(found.items())}
 
 

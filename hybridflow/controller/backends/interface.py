@@ -8,7 +8,7 @@ from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.rendezvous import START_TIMEOUT_SECONDS
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
-from hybridflow.controller.worker_host import VALUE, AnswerForm
+from hybridflow.controller.worker_host import VALUE, AnswerForm, Request
 from hybridflow.observability.calls import Span
 
 RAY_ADDRESS = "RAY_ADDRESS"
@@ -44,6 +44,10 @@ class Arguments:
     stored: tuple[Stored, ...] = ()
     takes: frozenset[int] = frozenset()
     """The numbers of the calls that made these objects, or those of other ranks of the call."""
+
+    def request(self, handle: Handle, method: str, form: AnswerForm) -> Request:
+        """The first argument of `WorkerHost.run`; the others are `stored`."""
+        return [handle.worker, handle.role, method, list(form), list(self.args), dict(self.kwargs)]
 
 
 @dataclass(eq=False, slots=True)

@@ -34,10 +34,10 @@ class LocalBackend:
         self, handle: Handle, method: str, arguments: Arguments, form: AnswerForm = VALUE, number: int = 0
     ) -> Pending:
         """Runs the method; its exception is raised here."""
-        host, target, sent = handle.host, [handle.worker, handle.role, method], time.time()
+        host, sent = handle.host, time.time()
         assert isinstance(host, WorkerHost), f"a handle of another backend: {host}"
         try:
-            answer = host.run(target, form, arguments.args, arguments.kwargs, *arguments.stored)
+            answer = host.run(arguments.request(handle, method, form), *arguments.stored)
         except CallFailed as failed:
             raise _from_frame(failed) from failed.__cause__
         first, *packets = answer if isinstance(answer, tuple) else (answer,)

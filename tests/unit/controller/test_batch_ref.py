@@ -183,3 +183,20 @@ def test_a_batch_of_its_stages_is_the_batch(generated):
     assert same(again.fetch(), generated.fetch()) and again.meta == generated.meta
     assert set(again.declared) == set(generated.declared)
     assert BatchRef.concat([generated, again]).fetch(["uid"]).row("uid").tolist() == 2 * generated.row("uid").tolist()
+
+
+def test_columns_that_share_a_packet_can_be_left_out_or_replaced(generated):
+    """A rank returns the columns that its stage provides in one packet, of which a reader takes some."""
+    fetched = generated.fetch()
+    kept = generated.without(["response_ids"])
+    assert set(kept.fetch().columns) == set(fetched.columns) - {"response_ids"}
+    with pytest.raises(BatchError, match="needs the columns \\['response_ids'\\]"):
+        kept.fetch(["response_ids"])
+    newer = Batch.of(rows={"weight_version": fetched.row("weight_version") + 7})
+    replaced = generated.join(newer)
+    assert torch.equal(replaced.fetch().row("weight_version"), newer.row("weight_version"))
+    assert torch.equal(newer_first(generated, newer).fetch().row("weight_version"), fetched.row("weight_version"))
+
+
+def newer_first(batch: BatchRef, newer: Batch) -> BatchRef:
+    return BatchRef.of(newer, batch.backend).join(batch)

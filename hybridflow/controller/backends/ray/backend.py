@@ -98,15 +98,11 @@ class RayBackend:
         if host.yielding is not None and not host.yielding.done:
             host.tell_of_calls()
         form = form._replace(position=host.num_calls) if form.yields else form
-        target, sent_at = [handle.worker, handle.role, method], time.time()
+        sent_at = time.time()
         name = f"{RAY_HOST} {handle.role}.{method} rank {host.rank}"  # that ps shows during the call
         run = host.actor.run.options(name=name, num_returns=form.objects)
-        if form is VALUE and not arguments.args and not arguments.kwargs:
-            value = run.remote(target)
-            packets: tuple[ray.ObjectRef, ...] = ()
-        else:
-            answer = run.remote(target, tuple(form), arguments.args, arguments.kwargs, *arguments.stored)
-            value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
+        answer = run.remote(arguments.request(handle, method, form), *arguments.stored)
+        value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
         host.num_changes += form.changes
         pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
         pending.updates, pending.given = form.updates, tuple(arguments.stored)

@@ -17,21 +17,23 @@ _KEY = "transfer_spec"
 
 @dataclass(frozen=True)
 class TransferSpec:
-    """How the driver calls a method: the protocol, the columns that travel to it, and the columns it adds."""
+    """How the driver calls a method: the protocol, the columns that it receives, and the columns it adds."""
 
     protocol: TransferProtocol | CustomProtocol
     requires: tuple[str, ...] = ()
-    """Columns the method needs; only these and `optional` travel. Empty: all columns travel."""
+    """Columns the method needs; it receives only these and `optional`. Empty: all columns.
+
+    They travel with the other columns that the same calls have provided."""
 
     optional: tuple[str, ...] = ()
-    """Columns that travel if the batch has them."""
+    """Columns that the method receives if the batch has them."""
 
     provides: tuple[str, ...] = ()
     """Columns that the answer adds to the batch. Empty: the method returns something other than a batch."""
 
     other_requires: tuple[str, ...] = ()
-    """Columns that batches after the first must have; only these travel. These batches have rows of their own, which
-    are divided separately. Empty: all batches of a call have the same rows and are divided the same way."""
+    """Columns that batches after the first must have; the method receives only these. These batches have rows of their
+    own, which are divided separately. Empty: all batches of a call have the same rows and are divided the same way."""
 
     changes: bool = True
     """Whether the method may change what a checkpoint holds of the worker. A step that is abandoned before such a
@@ -44,7 +46,7 @@ class TransferSpec:
     """Whether the method returns early when its process has been sent another call (`WorkerContext.is_awaited`)."""
 
     def columns_of(self, position: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-        """The columns of a call's batch (0 for the first) that travel (None: all), and those that it must have."""
+        """The columns of a call's batch (0 for the first) that it receives (None: all), and those that it must have."""
         if position and self.other_requires:
             return self.other_requires, self.other_requires
         return (*self.requires, *self.optional) if self.requires else None, self.requires

@@ -103,7 +103,8 @@ class CrowdBackend:
 
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """Whether all these calls have been answered."""
-        self._read(waits=False)
+        while self._read(waits=False):
+            pass
         self._note_answers()
         return all(call.done for call in pending)
 
@@ -186,8 +187,8 @@ class CrowdBackend:
             self._read()
         return pickle.loads(self._unread.popleft())
 
-    def _read(self, *, waits: bool = True) -> None:
-        """Reads what the other process has sent; waits for it in periods, so that many messages are read at once."""
+    def _read(self, *, waits: bool = True) -> bool:
+        """Reads what the other process has sent, if anything; waits in periods, so that many messages come at once."""
         while not (data := self._sent()) and waits:
             time.sleep(_LOOK_SECONDS)
         self._inbox += data
@@ -200,6 +201,7 @@ class CrowdBackend:
             self.received_bytes += end - first
             start = end
         del self._inbox[:start]
+        return bool(data)
 
     def _sent(self) -> bytes:
         """Bytes that the other process has sent; empty if there are none."""

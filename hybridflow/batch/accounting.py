@@ -18,6 +18,8 @@ def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, s
     expected = Counter(dict(zip(entered_uids.tolist(), wanted.tolist(), strict=True)))
     found = Counter(dict(zip(left_uids.tolist(), left_counts.tolist(), strict=True)))
     lost, extra = expected - found, found - expected
+    if not lost and not extra:
+        return
     raise BatchError(
         f"The stage '{stage}' lost {sum(lost.values())} rows (uids {sorted(lost)[:5]}) "
         f"and added {sum(extra.values())} (uids {sorted(extra)[:5]}).",

@@ -13,7 +13,7 @@ from hybridflow.batch.columns import missing_columns_remedy
 from hybridflow.batch.ragged import row_positions
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Pending
-from hybridflow.controller.located import Parts, inverse, is_identity
+from hybridflow.controller.located import Parts
 from hybridflow.controller.packets import Portion, assembled
 from hybridflow.controller.tables import Places, Table, Taken, View
 from hybridflow.errors import BatchError
@@ -60,11 +60,7 @@ class BatchRef:
     def with_answers(self, calls: Sequence[Pending], provides: tuple[str, ...], parts: Parts | None) -> "BatchRef":
         """This batch with the columns that calls add to its `parts`, one per call; None: each adds to all rows."""
         rows = [None] * len(calls) if parts is None else parts.sizes.tolist()
-        index = None if parts is None else inverse(parts.rows)
-        view = View(
-            Table.of_answers(calls, provides, rows, self._backend),
-            None if index is None or is_identity(index) else index,
-        )
+        view = View(Table.of_answers(calls, provides, rows, self._backend), None if parts is None else parts.inverse)
         return BatchRef((*self._views, view), self._backend, self._meta)
 
     @staticmethod

@@ -90,10 +90,24 @@ class CallLog:
         seconds_of = {node: offset.seconds for node, offset in offsets.items()}
         spans: list[Span] = []
         for number, call, rank, measured, node, _, _ in self._answers:
-            start, seconds, *counts = measured
-            at, bytes_in, bytes_out, rows, tokens, peak_bytes = start + seconds_of[node], *map(int, counts)
-            place, sizes = (call.pool, rank, at, seconds), (bytes_in, bytes_out, rows, tokens, peak_bytes)
-            spans.append(Span(number, call.role, call.method, *place, *sizes, rank in call.answering, call.needs))
+            start, seconds, bytes_in, bytes_out, rows, tokens, peak_bytes = measured
+            span = Span(
+                call=number,
+                role=call.role,
+                method=call.method,
+                pool=call.pool,
+                rank=rank,
+                start=start + seconds_of[node],
+                seconds=seconds,
+                bytes_in=int(bytes_in),
+                bytes_out=int(bytes_out),
+                rows=int(rows),
+                tokens=int(tokens),
+                peak_bytes=int(peak_bytes),
+                answers=rank in call.answering,
+                needs=call.needs,
+            )
+            spans.append(span)
         self._answers.clear()
         self._calls = {number: call for number, call in self._calls.items() if call.unanswered}
         return sorted(spans, key=lambda span: (span.call, span.rank))

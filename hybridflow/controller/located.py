@@ -1,10 +1,12 @@
 """Where the rows of all parts of a batch lie: which rows of which shards each part takes, and in which order.
 
 All parts are located at once, with arrays over all rows: a call to a thousand ranks would otherwise take a thousand
-times as many small operations. Each rank receives its piece of these arrays as bytes, which are pickled at no cost.
+times as many small operations. Each rank receives its piece of these arrays as bytes, which are cheap to pickle.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -13,14 +15,15 @@ from torch import Tensor
 
 from hybridflow.batch.columns import Rows
 
-Items = TypeVar("Items", bytes, list[int])
+_Items = TypeVar("_Items", bytes, list[int])
 
 _NUMBER = np.dtype("<i4")
 _WHOLE = -1
 """In place of the number of rows of a run: all rows of its shard."""
 
 
-class Parts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Parts:
     """The parts of a batch: their row positions [K], one part after the other, and the number of rows of each [P]."""
 
     rows: Tensor
@@ -36,6 +39,16 @@ class Parts(NamedTuple):
         """The part of each position [K]."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
+    @cached_property
+    def inverse(self) -> Tensor | None:
+        """For each row of the batch [K], its place among the rows of the parts; None if they are in order.
+
+        It is the same tensor for the answers of all calls that are divided like this, whose rows are then located once.
+        """
+        places = torch.arange(len(self.rows))
+        found = torch.empty_like(self.rows).scatter_(0, self.rows, places)
+        return None if torch.equal(found, places) else found
+
 
 class Runs(NamedTuple):
     """Runs of consecutive rows of shards, by part, and in each part by shard."""
@@ -50,12 +63,12 @@ class Runs(NamedTuple):
     """[R] The first row of each run in its shard."""
 
     counts: np.ndarray
-    """[R] The number of rows of each run."""
+    """[R] The number of rows of each run; `_WHOLE` for all rows of its shard."""
 
     orders: Sequence[bytes | None]
     """For each part, the position of each of its rows among those that its runs give; None if they are in order."""
 
-    def read(self, widths: np.ndarray, slots: np.ndarray) -> tuple[list[bytes], list[list[int]]]:
+    def instructions(self, widths: np.ndarray, slots: np.ndarray) -> tuple[list[bytes], list[list[int]]]:
         """The bytes that tell each rank how to read its part (see `pieces`), and the shards that it reads, in order.
 
         A rank reads `widths` [S] objects of a shard, in consecutive slots; its first is in slot `slots` [P].
@@ -83,11 +96,13 @@ def pieces(runs: bytes) -> Iterator[tuple[range, Rows]]:
         slot, width, first, count = own[0].tolist()
         rows: Rows = None if count == _WHOLE else (first, first + count)
         if len(own) > 1:
-            rows = np.concatenate([np.arange(first, first + count) for _, _, first, count in own.tolist()])
+            firsts, counts = own[:, 2].astype(np.int64), own[:, 3].astype(np.int64)
+            ends = np.cumsum(counts)
+            rows = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
         yield range(slot, slot + width), rows
 
 
-def ordered(order: bytes) -> np.ndarray:
+def positions_of(order: bytes) -> np.ndarray:
     """The positions [K] that an order of `Runs` gives."""
     return np.frombuffer(order, _NUMBER).astype(np.int64)
 
@@ -98,21 +113,21 @@ def whole(num_shards: int) -> Runs:
     return Runs(np.array([num_shards]), np.arange(num_shards), np.zeros_like(counts), counts, [None])
 
 
-def located(of: Parts, sizes: Sequence[int]) -> Runs:
+def located(parts: Parts, sizes: Sequence[int]) -> Runs:
     """Where the rows of parts lie; their positions count through consecutive shards of the given `sizes` [S]."""
-    index, num_parts = of.rows.numpy(), len(of.sizes)
+    index, num_parts = parts.rows.numpy(), len(parts.sizes)
     if not len(index):
         none = np.empty(0, dtype=np.int64)
         return Runs(np.zeros(num_parts, dtype=np.int64), none, none, none, [None] * num_parts)
     shard_sizes = np.asarray(sizes)
     shard_starts = np.cumsum(shard_sizes) - shard_sizes
-    shards, parts = np.repeat(np.arange(len(sizes)), shard_sizes)[index], of.owners
-    key = parts * len(sizes) + shards
+    shards, owners = np.repeat(np.arange(len(sizes)), shard_sizes)[index], parts.owners
+    key = owners * len(sizes) + shards
     orders: Sequence[bytes | None] = [None] * num_parts
     if (key[1:] < key[:-1]).any():
         by_shard = np.argsort(key, kind="stable")
         key, index, shards = key[by_shard], index[by_shard], shards[by_shard]
-        orders = _orders(by_shard, np.cumsum(of.sizes))
+        orders = _orders(by_shard, np.cumsum(parts.sizes))
     starts = np.flatnonzero(np.append(True, (key[1:] != key[:-1]) | (index[1:] != index[:-1] + 1)))
     counts = np.diff(starts, append=len(index))
     shards = shards[starts]
@@ -120,7 +135,7 @@ def located(of: Parts, sizes: Sequence[int]) -> Runs:
     is_new = np.append(True, key[starts][1:] != key[starts][:-1])
     is_alone = is_new & np.append(is_new[1:], True)
     counts = np.where(is_alone & (counts == shard_sizes[shards]), _WHOLE, counts)
-    ends = np.searchsorted(parts[starts], np.arange(num_parts), side="right")
+    ends = np.searchsorted(owners[starts], np.arange(num_parts), side="right")
     return Runs(ends, shards, first_rows, counts, orders)
 
 
@@ -136,16 +151,6 @@ def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[bytes | None]:
     return [order if changes else None for order, changes in zip(parts, is_moved, strict=True)]
 
 
-def _split(items: Items, ends: Sequence[int]) -> list[Items]:
+def _split(items: _Items, ends: Sequence[int]) -> list[_Items]:
     """Consecutive parts of a sequence that end at the given positions."""
     return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-
-
-def inverse(permutation: Tensor) -> Tensor:
-    """The inverse of a permutation: inverse(p)[p[i]] = i."""
-    return torch.empty_like(permutation).scatter_(0, permutation, torch.arange(len(permutation)))
-
-
-def is_identity(index: Tensor) -> bool:
-    """Whether the index leaves every row where it is."""
-    return torch.equal(index, torch.arange(len(index)))

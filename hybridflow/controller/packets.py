@@ -10,7 +10,7 @@ from torch import Tensor
 from hybridflow.batch import Batch, wire
 from hybridflow.batch.batch import Meta
 from hybridflow.batch.columns import Column, by_kind, chosen, concatenated
-from hybridflow.controller.located import ordered, pieces
+from hybridflow.controller.located import pieces, positions_of
 from hybridflow.errors import BatchError
 
 
@@ -116,7 +116,7 @@ def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batc
                     if (portion.wanted is None or name in portion.wanted) and name not in hidden:
                         shard[name] = chosen(column, rows)
             shards.append(shard)
-        positions = None if order is None else ordered(order)
+        positions = None if order is None else positions_of(order)
         for name in _same_names(shards):
             columns[name] = chosen(concatenated([shard[name] for shard in shards]), positions)
     batch = Batch(columns, meta | portion.meta)

@@ -19,7 +19,7 @@ SLACK_FRACTION = 0.01
 """A division that moves less is preferred if no part exceeds an equal share of the tokens by more than this."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Division:
     """How a batch is divided over ranks."""
 

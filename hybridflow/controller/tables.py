@@ -35,7 +35,7 @@ class Shard:
     """None until the call's answer has been read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Taken:
     """The objects that each rank reads, in the order of its slots, and the numbers of the calls that made them all."""
 
@@ -44,7 +44,7 @@ class Taken:
 
     @staticmethod
     def by(num_ranks: int) -> "Taken":
-        """Nothing yet, by so many ranks."""
+        """No objects yet, for `num_ranks` ranks."""
         return Taken([[] for _ in range(num_ranks)])
 
 
@@ -57,7 +57,7 @@ class Table:
         self.shards = shards
         self.declared = declared
         self.packed = packed
-        """Columns that share packets, declared or not."""
+        """Columns that share packets, which a reader must leave out if it did not ask for them."""
 
         self._backend = backend
         self._summaries: list[Summary] | None = None
@@ -96,14 +96,15 @@ class Table:
         first, shards = tables[0], [shard for table in tables for shard in table.shards]
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
         packed = dict.fromkeys(name for table in tables for name in table.packed)
-        return Table(shards, declared, first._backend, packed=tuple(packed))
+        left_out = (n for n in packed if n in declared or not any(n in table.declared for table in tables))
+        return Table(shards, declared, first._backend, packed=tuple(left_out))
 
     def without(self, names: Sequence[str]) -> "Table":
         """The table without metadata, and without some of the columns that it declares; waits for the stage."""
         declared = tuple(name for name in self.declared if name not in names)
         shards = [
             Shard(
-                shard.columns,
+                {name: shard.columns[name] for name in declared},
                 summary.rows,
                 rest=shard.rest if set(summary.columns) > set(self.declared) else None,
                 call=shard.call,
@@ -239,12 +240,13 @@ class View:
         if not names and not reads_rest:
             return [(b"", None, (), meta)] * places.num_parts
         place = places.of(self)
-        objects = [_objects(shard, names, reads_rest) for shard in table.shards]
-        slots = np.array([len(own) for own in taken.stored])
-        runs, shards = place.read(np.array([len(own) for own in objects]), slots)
+        objects = {number: _objects(table.shards[number], names, reads_rest) for number in set(place.shards.tolist())}
+        widths = np.zeros(len(table.shards), dtype=np.int64)
+        widths[list(objects)] = list(map(len, objects.values()))
+        runs, shards = place.instructions(widths, np.array([len(own) for own in taken.stored]))
         for own, numbers in zip(taken.stored, shards, strict=True):
             own.extend(chain.from_iterable(map(objects.__getitem__, numbers)))
-        taken.calls.update(table.calls_of(set(chain.from_iterable(shards))))
+        taken.calls.update(table.calls_of(objects))
         return [(own, order, hidden, meta) for own, order in zip(runs, place.orders, strict=True)]
 
 
@@ -254,7 +256,7 @@ def _objects(shard: Shard, names: Sequence[str], reads_rest: bool) -> list[Store
 
 
 class Places:
-    """Where the rows of the parts of one batch lie in each of its tables; tables with the same shards share the answer.
+    """Where the rows of the parts of one batch lie in each of its tables; tables with equal shards share the answer.
 
     Without `parts`, one part is the whole batch.
     """

@@ -150,7 +150,7 @@ class _BoundMethod:
         form = AnswerForm(updates=True) if updates else VALUE
         if spec.provides or not spec.changes:
             keeps_rows = dispatch.batch is not None and spec.keeps_rows
-            form = AnswerForm(True, list(spec.provides), keeps_rows, spec.changes, spec.yields, updates)
+            form = AnswerForm(True, spec.provides, keeps_rows, spec.changes, spec.yields, updates)
         dropped = AnswerForm(wanted=False, changes=spec.changes, yields=spec.yields, updates=updates)
         calls = [
             self._backend.call(

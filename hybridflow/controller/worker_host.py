@@ -51,7 +51,8 @@ class AnswerForm(NamedTuple):
 
     @property
     def objects(self) -> int:
-        """The number of objects a call returns: a value; or a summary, and packets of columns provided and others."""
+        """The number of objects a call returns: a value; or a summary, and a packet of the provided columns and one of
+        all others."""
         return 3 if self.wanted and self.provides else 1
 
 
@@ -229,7 +230,8 @@ def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summ
         elif name not in before or not _same(column, before[name]):
             rest[name] = column
     summary = Summary.of(declared | rest, len(answer), answer.meta)
-    return summary, (Packet(declared, {}), Packet(rest, answer.meta))
+    provided = {name: declared[name] for name in form.provides}
+    return summary, (Packet(provided, {}), Packet(rest, answer.meta))
 
 
 def _same(column: Column, given: Column) -> bool:

@@ -33,7 +33,7 @@ class Generate(Dataflow):
     def step(self, prompts: Batch) -> Metrics:
         """Responses to the prompts of a step, and their lengths."""
         self.last_batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
-        return summary("response_length", self.last_batch.tokens_of("response_ids"))
+        return summary("response_length", self.last_batch.tokens_of("response_ids").tolist())
 
 
 class Evaluate(Dataflow):

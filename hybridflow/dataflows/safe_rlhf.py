@@ -86,7 +86,7 @@ class SafeRLHF(PPO):
         """Metrics of the costs of a batch, and the multiplier."""
         found = costs.row("scores")
         beyond = float((found > self.settings.cost_limit).float().mean())
-        return summary("safe_rlhf/cost", found) | {
+        return summary("safe_rlhf/cost", found.tolist()) | {
             "safe_rlhf/above_limit_fraction": mean(beyond, len(found)),
             "safe_rlhf/multiplier": last(self.multiplier),
         }

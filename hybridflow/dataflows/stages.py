@@ -46,10 +46,10 @@ def batch_metrics(batch: BatchRef) -> Metrics:
     prompts, responses = batch.tokens_of("prompt_ids"), batch.tokens_of("response_ids")
     scores, uids = batch.row("scores"), batch.row("uid")
     counts = _has_score(batch)
-    metrics = summary("critic/score", scores[counts])
-    metrics |= summary("response_length", responses) | summary("prompt_length", prompts)
+    metrics = summary("critic/score", scores[counts].tolist())
+    metrics |= summary("response_length", responses.tolist()) | summary("prompt_length", prompts.tolist())
     if "turns" in batch.columns:
-        metrics |= summary("num_turns", batch.row("turns"))
+        metrics |= summary("num_turns", batch.row("turns").tolist())
         metrics |= episode_metrics(batch.metrics_by_shard(COUNTED))
         metrics["environment/failed_fraction"] = mean(float(batch.row("failed").float().mean()), len(responses))
     metrics["response_length/clip_ratio"] = mean(float(batch.row("truncated").float().mean()), len(responses))

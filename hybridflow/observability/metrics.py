@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, SupportsFloat, TypeGuard
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from hybridflow.errors import ConfigError
 
@@ -21,7 +21,8 @@ class Reduction(StrEnum):
     last = "last"
 
 
-class Measure(NamedTuple):
+@dataclass(frozen=True)
+class Measure:
     """One number, its weight in a mean (a count of tokens or sequences), and its reduction."""
 
     value: float
@@ -44,11 +45,11 @@ class SentMetrics(NamedTuple):
     def of(metrics: Metrics) -> "SentMetrics":
         """The metrics as plain tuples."""
         return SentMetrics(
-            {name: (value, weight, str(reduction)) for name, (value, weight, reduction) in metrics.items()}
+            {name: (measure.value, measure.weight, str(measure.reduction)) for name, measure in metrics.items()}
         )
 
     def received(self) -> Metrics:
-        """The metrics again."""
+        """Restores the metrics."""
         return {
             name: Measure(value, weight, Reduction(reduction))
             for name, (value, weight, reduction) in self.measures.items()
@@ -111,9 +112,9 @@ def _number(value: SupportsFloat) -> float:
     return float(value)
 
 
-def summary(name: str, values: ArrayLike) -> Metrics:
+def summary(name: str, values: Iterable[float]) -> Metrics:
     """`name/mean`, `name/max` and `name/min` of the values; empty if there are none."""
-    numbers = np.asarray(values, dtype=np.float64)
+    numbers = np.asarray(list(values), dtype=np.float64)
     if not len(numbers):
         return {}
     return {
@@ -125,12 +126,16 @@ def summary(name: str, values: ArrayLike) -> Metrics:
 
 def merge(parts: Iterable[Metrics]) -> Metrics:
     """The metrics of several parts combined, each by its reduction, in order of first appearance."""
-    return _merged(parts)
+    return merge_sent(map(SentMetrics.of, parts))
 
 
 def merge_sent(parts: Iterable[SentMetrics]) -> Metrics:
     """As `merge`, of metrics as they were sent."""
-    return _merged(part.measures for part in parts)
+    gathered: dict[str, list[tuple[float, float, str]]] = {}
+    for part in parts:
+        for name, measure in part.measures.items():
+            gathered.setdefault(name, []).append(measure)
+    return {name: _reduced(name, *zip(*measures, strict=True)) for name, measures in gathered.items()}
 
 
 def is_metrics(answer: object) -> TypeGuard[Metrics]:
@@ -143,23 +148,15 @@ def plain(metrics: Mapping[str, Measure]) -> dict[str, float]:
     return {name: measure.value for name, measure in metrics.items()}
 
 
-def _merged(parts: Iterable[Mapping[str, tuple[float, float, str]]]) -> Metrics:
-    gathered: dict[str, list[tuple[float, float, str]]] = {}
-    for part in parts:
-        for name, measure in part.items():
-            gathered.setdefault(name, []).append(measure)
-    return {name: _reduced(name, *zip(*measures, strict=True)) for name, measures in gathered.items()}
-
-
 def _reduced(name: str, values: Sequence[float], weights: Sequence[float], reductions: Sequence[str]) -> Measure:
     if len(set(reductions)) > 1:
         raise ValueError(f"metric {name} is declared with more than one reduction: {set(reductions)}")
     reduction = Reduction(reductions[0])
     if reduction is Reduction.mean:
-        weight = math.fsum(weights)
-        if weight == 0.0:
+        total_weight = math.fsum(weights)
+        if total_weight == 0.0:
             return Measure(0.0, 0.0, reduction)
         weighted = math.fsum(value * weight for value, weight in zip(values, weights, strict=True) if weight)
-        return Measure(weighted / weight, weight, reduction)
+        return Measure(weighted / total_weight, total_weight, reduction)
     combine = {Reduction.sum: math.fsum, Reduction.max: max, Reduction.min: min, Reduction.last: lambda v: v[-1]}
     return Measure(combine[reduction](values), 1.0, reduction)

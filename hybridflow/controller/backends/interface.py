@@ -18,7 +18,8 @@ GIVEN_POOLS = "HYBRIDFLOW_GIVEN_POOLS"
 """The environment variable with the Ray placement groups that were reserved for a run's pools: JSON, name to id."""
 
 Stored = object
-"""A value that stays where it was produced, as the backend represents it: the value, or a reference."""
+"""A value that stays where it was produced, as the backend represents it: the value, or a reference.
+It is hashed by identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,12 @@ class Arguments:
     kwargs: Mapping[str, object] = field(default_factory=dict)
     stored: tuple[Stored, ...] = ()
     takes: frozenset[int] = frozenset()
-    """The numbers of the calls that made these objects, or those of other ranks of the call."""
+    """The numbers of the calls that made the objects of all ranks of the call."""
 
     def request(self, handle: Handle, method: str, form: AnswerForm) -> Request:
         """The first argument of `WorkerHost.run`; the others are `stored`."""
-        return [handle.worker, handle.role, method, list(form), list(self.args), dict(self.kwargs)]
+        fields = [list(field) if isinstance(field, tuple) else field for field in form]
+        return [handle.worker, handle.role, method, fields, list(self.args), dict(self.kwargs)]
 
 
 @dataclass(eq=False, slots=True)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hybridflow.batch import Batch, Ragged
-from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
+from hybridflow.controller import DATA_PARALLEL, BatchRef, ResourcePool, Worker, WorkerGroup, transfer
 from hybridflow.controller.backends.local import LocalBackend
-from hybridflow.controller.located import Parts, located, ordered, pieces
+from hybridflow.controller.located import Parts, located, pieces, positions_of
 from hybridflow.controller.packets import Packet
 from hybridflow.controller.tables import Table, Taken, View
 from hybridflow.errors import BatchError
@@ -115,7 +115,7 @@ def test_every_row_is_located_in_order(sizes):
     parts += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
     found = located(Parts(torch.cat(parts), np.array([len(part) for part in parts])), sizes)
     widths = np.arange(len(sizes)) % 3 + 1
-    read = found.read(widths, np.full(len(parts), 7))
+    read = found.instructions(widths, np.full(len(parts), 7))
     for part, runs, numbers, order in zip(parts, *read, found.orders, strict=True):
         stored = [*range(7), *itertools.chain.from_iterable([number] * int(widths[number]) for number in numbers)]
         taken: list[str] = []
@@ -127,7 +127,7 @@ def test_every_row_is_located_in_order(sizes):
                 taken += [whole[row] for row in rows]
             else:
                 taken += whole if rows is None else whole[rows[0] : rows[1]]
-        positions = range(len(part)) if order is None else ordered(order)
+        positions = range(len(part)) if order is None else positions_of(order)
         assert [taken[position] for position in positions] == [flat[row] for row in part.tolist()]
 
 
@@ -200,3 +200,37 @@ def test_columns_that_share_a_packet_can_be_left_out_or_replaced(generated):
 
 def newer_first(batch: BatchRef, newer: Batch) -> BatchRef:
     return BatchRef.of(newer, batch.backend).join(batch)
+
+
+class Declares(Worker):
+    """Two stages with the same columns, of which one declares fewer."""
+
+    @transfer(DATA_PARALLEL, requires=("uid",), provides=("a",), keeps_rows=False)
+    def one(self, batch: Batch) -> Batch:
+        return self.two(batch)
+
+    @transfer(DATA_PARALLEL, requires=("uid",), provides=("a", "b"), keeps_rows=False)
+    def two(self, batch: Batch) -> Batch:
+        return batch.with_columns(rows={"b": batch.row("uid") * 2, "a": batch.row("uid") + 1})
+
+
+def test_no_column_of_concatenated_stages_is_lost():
+    """One stage has the column in its packet of provided columns, the other in that of the rest."""
+    group = WorkerGroup(Declares, ResourcePool("own", 2), LocalBackend(), role="own")
+    batch = Batch.of(rows={"uid": torch.arange(4)})
+    both = BatchRef.concat([group.one(batch), group.two(batch)])
+    assert both.fetch().row("b").tolist() == both.row("b").tolist() == 2 * [0, 2, 4, 6]
+    assert both.fetch(["a"]).row("a").tolist() == 2 * [1, 2, 3, 4]
+
+
+def test_shards_that_no_part_reads_are_not_stored():
+    class Counting(LocalBackend):
+        puts = 0
+
+        def put(self, value):
+            self.puts += 1
+            return super().put(value)
+
+    backend = Counting()
+    whole = BatchRef.concat([BatchRef.of(prompts(rows=2), backend) for _ in range(4)])
+    assert whole.take([0]).fetch(["uid"]).row("uid").tolist() == [100] and backend.puts == 1

@@ -1,6 +1,6 @@
 """The backend that runs workers as Ray actors.
 
-Columns of more than 100 KB stay in the object store of the node that produced them. Ray sends smaller ones in its
+Packets of more than 100 KB stay in the object store of the node that produced them. Ray sends smaller ones in its
 messages, through the driver's memory, which is faster than the object store.
 """
 

@@ -1,8 +1,7 @@
 """Checks that a stage loses and duplicates no rows."""
 
-from collections import Counter
-
 import numpy as np
+import torch
 from torch import Tensor
 
 from hybridflow.errors import BatchError
@@ -10,19 +9,15 @@ from hybridflow.errors import BatchError
 
 def check_accounted(entered: Tensor, left: Tensor, *, samples_per_prompt: int, stage: str) -> None:
     """Raises `BatchError` unless each `uid` in `entered` [B] occurs `samples_per_prompt` times in `left`."""
-    entered_uids, entered_counts = _counts(entered)
-    left_uids, left_counts = _counts(left)
-    wanted = samples_per_prompt * entered_counts
-    if np.array_equal(entered_uids, left_uids) and np.array_equal(wanted, left_counts):
+    uids, numbers = distinct(torch.cat([entered, left]))
+    expected, found = (np.bincount(own, minlength=len(uids)) for own in np.split(numbers, [len(entered)]))
+    surplus = found - samples_per_prompt * expected
+    if not surplus.any():
         return
-    expected = Counter(dict(zip(entered_uids.tolist(), wanted.tolist(), strict=True)))
-    found = Counter(dict(zip(left_uids.tolist(), left_counts.tolist(), strict=True)))
-    lost, extra = expected - found, found - expected
-    if not lost and not extra:
-        return
+    lost, extra = surplus < 0, surplus > 0
     raise BatchError(
-        f"The stage '{stage}' lost {sum(lost.values())} rows (uids {sorted(lost)[:5]}) "
-        f"and added {sum(extra.values())} (uids {sorted(extra)[:5]}).",
+        f"The stage '{stage}' lost {-surplus[lost].sum()} rows (uids {uids[lost][:5].tolist()}) "
+        f"and added {surplus[extra].sum()} (uids {uids[extra][:5].tolist()}).",
         remedy="Return each row exactly once. A dataflow must pass all rows that it generated to self.observe,"
         " including those that it did not train on.",
     )

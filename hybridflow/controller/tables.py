@@ -95,9 +95,10 @@ class Table:
         """Several tables, concatenated."""
         first, shards = tables[0], [shard for table in tables for shard in table.shards]
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
-        packed = dict.fromkeys(name for table in tables for name in table.packed)
-        left_out = (n for n in packed if n in declared or not any(n in table.declared for table in tables))
-        return Table(shards, declared, first._backend, packed=tuple(left_out))
+        # A column that only some of the tables declare may be in the packet of the rest of the others.
+        undecided = {name for table in tables for name in table.declared if name not in declared}
+        packed = dict.fromkeys(name for table in tables for name in table.packed if name not in undecided)
+        return Table(shards, declared, first._backend, packed=tuple(packed))
 
     def without(self, names: Sequence[str]) -> "Table":
         """The table without metadata, and without some of the columns that it declares; waits for the stage."""

@@ -137,11 +137,7 @@ class WorkerHost:
         """Whether the driver has sent another call after the current one; see `WorkerContext.is_awaited`."""
         return False
 
-    def run(
-        self,
-        request: Request,
-        *stored: object,
-    ) -> object:
+    def run(self, request: Request, *stored: object) -> object:
         """Calls a method; portions among its arguments become batches, made from the stored packets.
 
         Returns the small part of the answer and what the call log's `Measured` has, in one list, which Ray sends faster

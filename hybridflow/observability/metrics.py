@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, SupportsFloat, TypeGuard
 
-import numpy as np
-
 from hybridflow.errors import ConfigError
 
 
@@ -114,13 +112,13 @@ def _number(value: SupportsFloat) -> float:
 
 def summary(name: str, values: Iterable[float]) -> Metrics:
     """`name/mean`, `name/max` and `name/min` of the values; empty if there are none."""
-    numbers = np.asarray(list(values), dtype=np.float64)
-    if not len(numbers):
+    numbers = [float(value) for value in values]
+    if not numbers:
         return {}
     return {
-        f"{name}/mean": mean(math.fsum(numbers.tolist()) / len(numbers), len(numbers)),
-        f"{name}/max": maximum(numbers.max()),
-        f"{name}/min": minimum(numbers.min()),
+        f"{name}/mean": mean(math.fsum(numbers) / len(numbers), len(numbers)),
+        f"{name}/max": maximum(max(numbers)),
+        f"{name}/min": minimum(min(numbers)),
     }
 
 

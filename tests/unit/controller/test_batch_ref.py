@@ -195,11 +195,8 @@ def test_columns_that_share_a_packet_can_be_left_out_or_replaced(generated):
     newer = Batch.of(rows={"weight_version": fetched.row("weight_version") + 7})
     replaced = generated.join(newer)
     assert torch.equal(replaced.fetch().row("weight_version"), newer.row("weight_version"))
-    assert torch.equal(newer_first(generated, newer).fetch().row("weight_version"), fetched.row("weight_version"))
-
-
-def newer_first(batch: BatchRef, newer: Batch) -> BatchRef:
-    return BatchRef.of(newer, batch.backend).join(batch)
+    newer_first = BatchRef.of(newer, generated.backend).join(generated)
+    assert torch.equal(newer_first.fetch().row("weight_version"), fetched.row("weight_version"))
 
 
 class Declares(Worker):

@@ -71,8 +71,7 @@ def test_unbalanced_rows_mostly_stay_on_the_shard_they_lie_on():
     lengths = torch.randint(5, 40, (num_rows,), generator=draw)
     tokens = Ragged.from_lengths(torch.zeros(int(lengths.sum()), dtype=torch.int64), lengths)
     batch = Batch.of(rows={"uid": torch.arange(num_rows) // 4}, tokens={"prompt_ids": tokens})
-    pieces = [BatchRef.of(piece, backend) for piece in batch.split([num_rows // ranks] * ranks)]
-    whole = BatchRef.concat(pieces)
+    whole = BatchRef.concat([BatchRef.of(own, backend) for own in batch.split([num_rows // ranks] * ranks)])
     shards = [set(range(start, start + 64)) for start in range(0, num_rows, 64)]
     assert max(int(lengths[list(shard)].sum()) for shard in shards) > 1.02 * int(lengths.sum()) / ranks
     parts = rows_of(partition(whole, ranks, role="actor"))
@@ -108,12 +107,12 @@ def test_every_minibatch_is_divided_by_itself():
     parts = rows_of(division.parts)
     assert [sum(rows) for rows in division.minibatch_rows] == list(map(len, parts))
     for number, expected in enumerate([{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}]):
-        pieces = []
+        minibatch = []
         for part, sizes in zip(parts, division.minibatch_rows, strict=True):
-            pieces.append(torch.tensor(part).split(list(sizes))[number].tolist())
-        assert set(pieces[0]) | set(pieces[1]) == expected
-        assert not set(pieces[0]) & set(pieces[1])
-        assert all(pieces)
+            minibatch.append(torch.tensor(part).split(list(sizes))[number].tolist())
+        assert set(minibatch[0]) | set(minibatch[1]) == expected
+        assert not set(minibatch[0]) & set(minibatch[1])
+        assert all(minibatch)
 
 
 def test_one_part_or_one_minibatch_is_not_cut():

@@ -144,7 +144,10 @@ class BatchRef:
         return self._number(name, "lengths")
 
     def join(self, *others: "BatchRef | Batch") -> "BatchRef":
-        """Columns of several batches of the same rows side by side; a later column replaces an earlier one."""
+        """Columns of several batches of the same rows side by side; a later column replaces an earlier one.
+
+        The columns of a stage that several of them passed through count once, as early as they come first.
+        """
         views, meta = list(self._views), dict(self._meta)
         for other in others:
             ref = other if isinstance(other, BatchRef) else BatchRef.of(other, self._backend)

@@ -77,7 +77,7 @@ class Runs(NamedTuple):
         if not num_runs:
             return [b""] * num_parts, [[] for _ in range(num_parts)]
         parts = np.repeat(np.arange(num_parts), np.diff(self.ends, prepend=0))
-        is_new = np.append(True, (self.shards[1:] != self.shards[:-1]) | (parts[1:] != parts[:-1]))
+        is_new = _begins(self.shards) | _begins(parts)
         shards, parts = self.shards[is_new], parts[is_new]
         before = np.cumsum(widths[shards]) - widths[shards]
         first_slots = before - before[np.searchsorted(parts, parts)] + slots[parts]
@@ -114,11 +114,11 @@ def whole(num_shards: int) -> Runs:
 
 
 def located(parts: Parts, sizes: Sequence[int]) -> Runs:
-    """Where the rows of parts lie; their positions count through consecutive shards of the given `sizes` [S]."""
+    """Where the rows of parts lie; their positions count through consecutive shards of the given `sizes` [S].
+
+    A part without rows takes none of the first shard, so that it has the shard's columns.
+    """
     index, num_parts = parts.rows.numpy(), len(parts.sizes)
-    if not len(index):
-        none = np.empty(0, dtype=np.int64)
-        return Runs(np.zeros(num_parts, dtype=np.int64), none, none, none, [None] * num_parts)
     shard_sizes = np.asarray(sizes)
     shard_starts = np.cumsum(shard_sizes) - shard_sizes
     shards, owners = np.repeat(np.arange(len(sizes)), shard_sizes)[index], parts.owners
@@ -128,15 +128,24 @@ def located(parts: Parts, sizes: Sequence[int]) -> Runs:
         by_shard = np.argsort(key, kind="stable")
         key, index, shards = key[by_shard], index[by_shard], shards[by_shard]
         orders = _orders(by_shard, np.cumsum(parts.sizes))
-    starts = np.flatnonzero(np.append(True, (key[1:] != key[:-1]) | (index[1:] != index[:-1] + 1)))
+    starts = np.flatnonzero(_begins(key) | _begins(index - np.arange(len(index))))
     counts = np.diff(starts, append=len(index))
     shards = shards[starts]
     first_rows = index[starts] - shard_starts[shards]
-    is_new = np.append(True, key[starts][1:] != key[starts][:-1])
-    is_alone = is_new & np.append(is_new[1:], True)
+    is_new = _begins(key[starts])
+    is_alone = is_new & np.append(is_new[1:], True)[: len(is_new)]
     counts = np.where(is_alone & (counts == shard_sizes[shards]), _WHOLE, counts)
     ends = np.searchsorted(owners[starts], np.arange(num_parts), side="right")
+    if len(sizes) and (is_empty := parts.sizes == 0).any():
+        at = ends[is_empty]
+        shards, first_rows, counts = (np.insert(column, at, 0) for column in (shards, first_rows, counts))
+        ends = ends + np.cumsum(is_empty)
     return Runs(ends, shards, first_rows, counts, orders)
+
+
+def _begins(values: np.ndarray) -> np.ndarray:
+    """Where values differ from those before them; the first one does."""
+    return np.diff(values, prepend=values[:1] - 1) != 0
 
 
 def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[bytes | None]:

@@ -39,6 +39,17 @@ def test_take_then_fetch_is_fetch_then_select(generated, seed):
     assert same(generated.take(index).take(twice).fetch(), generated.fetch().select(index).select(twice))
 
 
+def test_no_rows_have_the_columns_of_all(generated):
+    none = torch.empty(0, dtype=torch.int64)
+    empty = generated.take(none)
+    assert same(empty.fetch(), generated.fetch().select(none))
+    assert same(BatchRef.concat([empty, generated]).fetch(), generated.fetch())
+    some = Parts(torch.arange(5), np.array([0, 3, 0, 2, 0]))
+    found = located(some, [4, 12])
+    assert found.ends.tolist() == [1, 2, 3, 5, 6]
+    assert found.counts.tolist() == [0, 3, 0, 1, 1, 0]
+
+
 def test_a_mask_takes_the_rows_that_are_true(generated):
     mask = generated.tokens_of("response_ids") > generated.tokens_of("response_ids").float().median()
     assert 0 < int(mask.sum()) < 16

@@ -100,7 +100,7 @@ class Player(EpisodePlayer):
     def seconds(self, engine: TransformersEngine, prompts: Batch) -> float:
         """How long the episodes of these prompts take."""
         began = time.perf_counter()
-        played = self.play(prompts, self._sampler(engine, SAMPLING, SEED, 200, may_continue=True), seed=SEED)
+        played = self.play(prompts, self._sampler(engine, SAMPLING, SEED, 200), seed=SEED)
         seconds = time.perf_counter() - began
         assert played.row("turns").tolist() == [float(TURNS)] * len(prompts), "an episode ended early"
         return seconds

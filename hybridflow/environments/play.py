@@ -41,7 +41,10 @@ class ReplySampler(Protocol):
     """A rollout engine with settings for sampling, which nothing else uses meanwhile."""
 
     def submit(self, rows: Batch, *, max_tokens: int) -> None:
-        """Begins to sample replies of at most `max_tokens` tokens to prompts (`prompt_ids`, `uid`, `sample_index`)."""
+        """Begins to sample replies of at most `max_tokens` tokens to prompts (`prompt_ids`, `uid`, `sample_index`).
+
+        `may_continue` says of each whether its prompt and reply may be the beginning of a later prompt.
+        """
         ...
 
     def poll(self) -> Batch:
@@ -323,8 +326,9 @@ class EpisodePlayer:
             names = [running.name(number) for number in numbers]
             prompts = [running.episodes[number].asked.prompt_ids for number in numbers]
             uids, samples = torch.tensor(names, dtype=torch.int64).T
+            turns = torch.tensor([running.episodes[number].turns for number in numbers])
             rows = Batch.of(
-                rows={"uid": uids, "sample_index": samples},
+                rows={"uid": uids, "sample_index": samples, "may_continue": turns + 1 < self._config.max_turns},
                 tokens={"prompt_ids": Ragged.from_rows(prompts, torch.int64)},
             )
             sampler.submit(rows, max_tokens=limit)

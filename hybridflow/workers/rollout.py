@@ -144,7 +144,6 @@ class ResponseGenerator:
             setup.rollout.sampling_for(purpose),
             setup.seed if purpose == "train" else setup.seed + 1,
             setup.max_response_tokens,
-            may_continue=setup.environment.chosen is not None and setup.environment.max_turns > 1,
         )
 
 

@@ -15,8 +15,6 @@ class RowSampler:
     sampling: Sampling
     seed: int
     max_response_tokens: int
-    may_continue: bool = False
-    """Responses may be followed by others, so engines keep what they have read."""
 
     @property
     def num_running(self) -> int:
@@ -31,9 +29,7 @@ class RowSampler:
     def submit(self, rows: Batch, *, max_tokens: int | None = None) -> None:
         """See `RolloutEngine.submit`; `max_tokens` if responses are shorter than `max_response_tokens`."""
         limit = self.max_response_tokens if max_tokens is None else max_tokens
-        self.engine.submit(
-            rows, self.sampling, max_response_tokens=limit, seed=self.seed, may_continue=self.may_continue
-        )
+        self.engine.submit(rows, self.sampling, max_response_tokens=limit, seed=self.seed)
 
     def poll(self, *, max_tokens: int = 1) -> Batch:
         """See `RolloutEngine.poll`."""

@@ -12,6 +12,7 @@ from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
+from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED
 from tests.parity.test_interruption import EXACT, SAMPLED
 from tests.toys import toy_model
 
@@ -66,7 +67,7 @@ class Conversations:
             self.asked |= {name: list(self.prompts[row]) for name, row in zip(names, chosen, strict=True)}
             self.limits |= dict.fromkeys(names, limit)
             rows = batch_of(names, [self.prompts[row] for row in chosen])
-            self.engine.submit(rows, self.sampling, max_response_tokens=limit, seed=0, may_continue=True)
+            self.engine.submit(rows, self.sampling, max_response_tokens=limit, seed=0)
 
     def poll(self) -> None:
         found = self.engine.poll(max_tokens=self.choice.randint(1, 4))
@@ -96,7 +97,8 @@ class Conversations:
 def batch_of(names: list[tuple[int, int]], prompts: list[list[int]]) -> Batch:
     uids, samples = torch.tensor(names).T
     ids = Ragged.from_rows(prompts, torch.int64)
-    return Batch.of(rows={"uid": uids.clone(), "sample_index": samples.clone()}, tokens={"prompt_ids": ids})
+    rows = {"uid": uids.clone(), "sample_index": samples.clone(), "may_continue": torch.ones_like(uids) > 0}
+    return Batch.of(rows=rows, tokens={"prompt_ids": ids})
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
@@ -149,11 +151,11 @@ def test_a_model_whose_attention_does_not_continue_reads_conversations_again(arc
 def test_a_conversation_is_withdrawn_before_its_new_tokens_are_read():
     engine = TransformersEngine(toy_model("llama"), max_sequences=4, eos_token_ids=())
     names, prompts = [(0, 0), (1, 0)], [[11, 12, 13], [14, 15]]
-    engine.submit(batch_of(names, prompts), Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    engine.submit(batch_of(names, prompts), Sampling(), max_response_tokens=4, seed=0)
     replies = engine.poll().tokens("response_ids").rows()
     following = [[*prompt, *reply.tolist(), 20, 21] for prompt, reply in zip(prompts, replies, strict=True)]
     rows = batch_of([(0, STRIDE), (1, STRIDE)], following)
-    engine.submit(rows, Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    engine.submit(rows, Sampling(), max_response_tokens=4, seed=0)
     assert len(engine.withdraw(rows.select(torch.tensor([0]))).tokens("response_ids").values) == 0
     found = engine.poll()
     expected = engine.generate(rows, Sampling(), max_response_tokens=4, seed=0)
@@ -172,7 +174,7 @@ def test_stop_strings_are_searched_in_each_reply_alone(toy_dir):
 def test_after_new_weights_nothing_of_the_earlier_ones_is_used():
     model = toy_model("llama")
     engine = TransformersEngine(model, max_sequences=4, eos_token_ids=())
-    engine.submit(batch_of([(0, 0)], [[11, 12, 13]]), Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    engine.submit(batch_of([(0, 0)], [[11, 12, 13]]), Sampling(), max_response_tokens=4, seed=0)
     reply = engine.poll().tokens("response_ids").row(0).tolist()
     engine.pause(keep_cache=True)
     with torch.no_grad():
@@ -180,7 +182,7 @@ def test_after_new_weights_nothing_of_the_earlier_ones_is_used():
             slot.tensor.mul_(1.3)
     engine.resume(version=1)
     following = batch_of([(0, STRIDE)], [[11, 12, 13, *reply, 20]])
-    engine.submit(following, Sampling(), max_response_tokens=4, seed=0, may_continue=True)
+    engine.submit(following, Sampling(), max_response_tokens=4, seed=0)
     found = engine.poll()
     expected = engine.generate(following, Sampling(), max_response_tokens=4, seed=0)
     assert torch.equal(found.tokens("response_ids").values, expected.tokens("response_ids").values)
@@ -191,7 +193,7 @@ def test_after_new_weights_nothing_of_the_earlier_ones_is_used():
 def test_a_row_that_ran_while_weights_changed_is_not_continued():
     model = toy_model("llama")
     engine = TransformersEngine(model, max_sequences=4, eos_token_ids=())
-    engine.submit(batch_of([(0, 0)], [[11, 12, 13]]), Sampling(), max_response_tokens=8, seed=0, may_continue=True)
+    engine.submit(batch_of([(0, 0)], [[11, 12, 13]]), Sampling(), max_response_tokens=8, seed=0)
     engine.poll(max_tokens=3)
     engine.pause(keep_cache=True)
     with torch.no_grad():
@@ -200,24 +202,46 @@ def test_a_row_that_ran_while_weights_changed_is_not_continued():
     engine.resume(version=1)
     reply = engine.poll().tokens("response_ids").row(0).tolist()
     following = batch_of([(0, STRIDE)], [[11, 12, 13, *reply, 20]])
-    engine.submit(following, Sampling(), max_response_tokens=8, seed=0, may_continue=True)
+    engine.submit(following, Sampling(), max_response_tokens=8, seed=0)
     found, expected = engine.poll(), engine.generate(following, Sampling(), max_response_tokens=8, seed=0)
     assert torch.equal(found.tokens("response_ids").values, expected.tokens("response_ids").values)
+
+
+@pytest.mark.parametrize(("length", "passes"), [(40, 1), (LEAST_SAVED["cpu"] + 1, 2)])
+def test_a_short_prompt_is_read_with_the_tokens_of_the_rows_that_run(length, passes):
+    model = toy_model("llama", max_position_embeddings=512)
+    engine = TransformersEngine(model, max_sequences=4, eos_token_ids=())
+    engine.submit(batch_of([(0, 0), (1, 0)], [[11, 12], [13]]), Sampling(), max_response_tokens=20, seed=0)
+    engine.submit(batch_of([(2, 0)], [[11, 12, 14]]), Sampling(), max_response_tokens=3, seed=0)
+    engine.withdraw(batch_of([(0, 0)], [[11, 12]]))  # leaves a place
+    new = batch_of([(3, 0)], [[20 + number % 30 for number in range(length)]])
+    engine.submit(new, Sampling(), max_response_tokens=6, seed=0)
+    num_passes: list[None] = []
+    hook = model.register_forward_pre_hook(lambda *_: num_passes.append(None))
+    engine.poll(max_tokens=1)
+    hook.remove()
+    assert len(num_passes) == passes
+    replies = {}
+    while engine.num_running:
+        found = engine.poll()
+        replies |= dict(zip(found.row("uid").tolist(), found.tokens("response_ids").rows(), strict=True))
+    expected = engine.generate(new, Sampling(), max_response_tokens=6, seed=0)
+    assert replies[3].tolist() == expected.tokens("response_ids").values.tolist()
 
 
 def test_replies_of_one_token_keep_no_more_rows_than_there_are_places():
     engine = TransformersEngine(toy_model("llama"), max_sequences=2, eos_token_ids=())
     for uid in range(5):
         rows = batch_of([(uid, 0)], [[11, 12]])
-        engine.submit(rows, Sampling(), max_response_tokens=1, seed=0, may_continue=True)
+        engine.submit(rows, Sampling(), max_response_tokens=1, seed=0)
         assert len(engine.poll()) == 1
     assert len(engine._decodings) == 1
 
 
 def test_a_finished_row_keeps_its_place_no_longer_than_reading_it_again_would_cost():
     engine = TransformersEngine(toy_model("llama"), max_sequences=4, eos_token_ids=())
-    engine.submit(batch_of([(0, 0)], [[11, 12]]), Sampling(), max_response_tokens=3, seed=0, may_continue=True)
-    engine.submit(batch_of([(1, 0)], [[11, 12]]), Sampling(), max_response_tokens=20, seed=0, may_continue=True)
+    engine.submit(batch_of([(0, 0)], [[11, 12]]), Sampling(), max_response_tokens=3, seed=0)
+    engine.submit(batch_of([(1, 0)], [[11, 12]]), Sampling(), max_response_tokens=20, seed=0)
     assert len(engine.poll()) == 1
     (decoding,) = engine._decodings
     engine.poll(max_tokens=5)

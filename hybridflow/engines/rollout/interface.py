@@ -85,13 +85,11 @@ class RolloutEngine(WeightReceiver, Protocol):
         """
         ...
 
-    def submit(
-        self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int, may_continue: bool = False
-    ) -> None:
+    def submit(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> None:
         """Adds rows to those that are being generated, without waiting for them.
 
-        With `may_continue`, the prompt and response of a row may be the beginning of a later row's prompt, as in
-        conversations; an engine may then keep its keys and values.
+        Rows may have a column `may_continue` [B]: whether a row's prompt and response may be the beginning of a later
+        row's prompt, as in conversations. An engine may then keep its keys and values.
 
         Raises `EngineError` for a row, identified by (uid, sample_index), that is already running, and for another
         `sampling` than that of the running rows.

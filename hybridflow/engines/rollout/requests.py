@@ -90,16 +90,16 @@ def make_requests(
     seed: int,
     version: int,
     first_number: int,
-    may_continue: bool = False,
 ) -> list[Request]:
     """A request for each row of `prompts`, numbered from `first_number`."""
     uids, samples = prompts.row("uid"), prompts.row("sample_index")
     names = zip(uids.tolist(), samples.tolist(), strict=True)
     keys = row_keys(seed, uids, samples).tolist()
-    rows = zip(names, prompts.tokens("prompt_ids").rows(), keys, strict=True)
+    may_continue = "may_continue" in prompts.row_columns and prompts.row("may_continue").tolist()
+    rows = zip(names, prompts.tokens("prompt_ids").rows(), keys, may_continue or [False] * len(keys), strict=True)
     return [
-        Request(number, name, prompt, key, sampling, max_response_tokens, [(version, 0)], may_continue=may_continue)
-        for number, (name, prompt, key) in enumerate(rows, start=first_number)
+        Request(number, name, prompt, key, sampling, max_response_tokens, [(version, 0)], may_continue=may)
+        for number, (name, prompt, key, may) in enumerate(rows, start=first_number)
     ]
 
 

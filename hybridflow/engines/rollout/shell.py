@@ -97,10 +97,8 @@ class RolloutShell(ABC):
             raise
         return response_batch(self._taken(lambda request: request.number in own), sampling)
 
-    def submit(
-        self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int, may_continue: bool = False
-    ) -> None:
-        requests = self._requests(prompts, sampling, max_response_tokens, seed, may_continue)
+    def submit(self, prompts: Batch, sampling: Sampling, *, max_response_tokens: int, seed: int) -> None:
+        requests = self._requests(prompts, sampling, max_response_tokens, seed)
         names = [request.name for request in requests]
         if len(set(names)) < len(names) or not self._submitted.keys().isdisjoint(names):
             uid, sample = next(name for name in names if name in self._submitted or names.count(name) > 1)
@@ -195,9 +193,7 @@ class RolloutShell(ABC):
                 remedy="Publish the weights (pause, write every slot, resume) before you generate.",
             )
 
-    def _requests(
-        self, prompts: Batch, sampling: Sampling, max_response_tokens: int, seed: int, may_continue: bool = False
-    ) -> list[Request]:
+    def _requests(self, prompts: Batch, sampling: Sampling, max_response_tokens: int, seed: int) -> list[Request]:
         self._check_ready()
         ids = checked_prompts(prompts, max_response_tokens=max_response_tokens, limit_tokens=self._limit_tokens)
         requests = make_requests(
@@ -207,7 +203,6 @@ class RolloutShell(ABC):
             seed=seed,
             version=self.version,
             first_number=self._next_number,
-            may_continue=may_continue,
         )
         keys = [request.key for request in requests]
         self._check_same(ids.values.numpy().tobytes(), ids.offsets.tolist(), keys, sampling, max_response_tokens)

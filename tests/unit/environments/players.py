@@ -38,7 +38,7 @@ class Player:
         self.player = EpisodePlayer(config, tokenizer, (END,), **limits, gamma=gamma)
         self.model = toy_model("llama")
         self.engine = TransformersEngine(self.model, max_sequences=64, eos_token_ids=(END,))
-        self._sampler = RowSampler(self.engine, Sampling(), 3, tokens, may_continue=config.max_turns > 1)
+        self._sampler = RowSampler(self.engine, Sampling(), 3, tokens)
         self.batches: list[Batch] = []
 
     def __enter__(self):

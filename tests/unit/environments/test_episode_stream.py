@@ -22,7 +22,7 @@ SETTINGS = {"max_turn_tokens": 6}
 
 def streamed(player, *, seed=3):
     """A stream that plays with the settings of `player.play`."""
-    return EpisodeStream(player.player, RowSampler(player.engine, Sampling(), seed, 60, may_continue=True), seed=seed)
+    return EpisodeStream(player.player, RowSampler(player.engine, Sampling(), seed, 60), seed=seed)
 
 
 def finished(stream, *, max_tokens=16):
@@ -102,7 +102,7 @@ def test_other_rows_can_be_sampled_while_episodes_wait(tokenizer):
         stream.submit(prompts)
         parts = [stream.poll(max_tokens=3)]
         stream.settle()
-        sampler = RowSampler(player.engine, Sampling(temperature=0.0), 4, 60, may_continue=True)
+        sampler = RowSampler(player.engine, Sampling(temperature=0.0), 4, 60)
         evaluated = other.player.play(prompts, sampler, seed=4, is_evaluation=True)
         assert evaluated.row("turns").tolist() == [3.0] * 8
         parts.append(finished(stream))

@@ -16,7 +16,7 @@ from hybridflow.engines.rollout.shell import ends_of
 from hybridflow.engines.rollout.stop_strings import StopSearch
 from hybridflow.engines.rollout.transformers.fixed import Drawn, FixedMemory, FixedStep
 from hybridflow.engines.rollout.transformers.growing import GrowingStep
-from hybridflow.engines.rollout.transformers.prompts import read_prompts
+from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED, read_prompts
 
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
@@ -67,8 +67,8 @@ class _Resting:
 class Decoding:
     """Requests with the same sampling settings, which are decoded together, one token each per `advance`.
 
-    The first token of each is drawn when it is made. Requests leave as they finish, and those of another `Decoding`
-    may `join`. A request that was interrupted continues after the tokens that it has. After a request that
+    The first token of each is drawn when it is made. Requests leave as they finish; others take their places (`seat`),
+    or those of another `Decoding` may `join`. A request that was interrupted continues after the tokens that it has. After a request that
     `may_continue`, its keys and values are kept for the next request of its conversation (`resume`), but not for more
     steps than it has tokens: after so many, reading it again costs less than keeping its place did.
 
@@ -144,8 +144,10 @@ class Decoding:
             if isinstance(self._step, GrowingStep) and self._step.can_proceed:
                 kept = [row for row in ended.tolist() if self._requests[row].may_continue]
                 self._resting |= {row: _Resting(self._num_drawn) for row in kept}
-        if num_open and (is_due or num_open + len(self._resting) < COMPACT_BELOW * len(rows)):
+        if num_open and num_open + len(self._resting) < COMPACT_BELOW * len(rows):
             self._keep(is_open)
+        if num_open and is_due:
+            self._next_limit = int((self._limits - self._earlier)[self._is_open].min())
         return num_ended
 
     def take(self) -> list[Responses]:
@@ -173,10 +175,7 @@ class Decoding:
         The requests of both that have finished must have been taken. Keys and values of finished requests make room if
         there are more than `max_rows` rows.
         """
-        excess = sum(each.num_unfinished + len(each._resting) for each in (self, other)) - max_rows
-        oldest = sorted(self._resting, key=lambda row: self._resting[row].since)
-        for row in oldest[: max(0, excess)]:
-            del self._resting[row]
+        self._rest_at_most(max_rows - self.num_unfinished - other.num_unfinished - len(other._resting))
         other._keep(other._is_open[other._step.rows.cpu()])
         for each in (self, other):
             each._read_text(each._step.rows.cpu())
@@ -223,6 +222,26 @@ class Decoding:
         if continued:
             self._continue(continued)
         return left
+
+    @torch.inference_mode()
+    def seat(self, requests: Sequence[Request], *, max_rows: int) -> bool:
+        """Starts new requests in places of rows that are not needed, if that costs less than a pass of their own.
+
+        Returns whether it did. The next `advance` reads their prompts with the other rows' tokens. The requests that
+        have finished must have been taken.
+        """
+        step, device_type = self._step, self._step.tokens.device.type
+        num_tokens = sum(len(request.prompt) for request in requests)
+        if num_tokens > LEAST_SAVED[device_type] or any(len(request.tokens) for request in requests):
+            return False
+        if not isinstance(step, GrowingStep) or not step.can_proceed:
+            return False
+        self._rest_at_most(max_rows - self.num_unfinished - len(requests))
+        rows = [row for row in step.rows.tolist() if not self._is_open[row] and row not in self._resting]
+        if len(rows) < len(requests):
+            return False
+        self._continue({row: (request, 0) for row, request in zip(rows, requests, strict=False)})
+        return True
 
     @property
     def can_resume(self) -> bool:
@@ -298,10 +317,12 @@ class Decoding:
             is_kept = is_kept | torch.isin(rows, torch.tensor([*self._resting]))
         if not bool(is_kept.all()):
             self._step.keep(is_kept.nonzero()[:, 0])
-            rows = self._step.rows.cpu()
-        rows = rows[self._is_open[rows]]
-        if len(rows):
-            self._next_limit = int((self._limits[rows] - self._earlier[rows]).min())
+
+    def _rest_at_most(self, number: int) -> None:
+        """Keeps the keys and values of at most so many finished requests, the latest."""
+        oldest = sorted(self._resting, key=lambda row: self._resting[row].since)
+        for row in oldest[: max(0, len(oldest) - max(0, number))]:
+            del self._resting[row]
 
     def _stop(self, rows: Int64[Tensor, " K"]) -> None:
         """Rows that were unfinished draw no more."""
@@ -311,7 +332,7 @@ class Decoding:
             self._step.stop(torch.isin(self._step.rows.cpu(), rows))
 
     def _continue(self, continued: Mapping[int, tuple[Request, int]]) -> None:
-        """Reads the prompt of each request after its known tokens in a row that rests, and then draws its response."""
+        """Reads the prompt of each request after its known tokens in a row's place, and then draws its response."""
         step = self._step
         assert isinstance(step, GrowingStep), "no row rests in a fixed memory"
         self._read_text(step.rows.cpu())
@@ -324,7 +345,7 @@ class Decoding:
         keys = torch.tensor([request.key for request in requests])
         step.proceed(places, prompts, known, uniform_draws(keys, int(limits.max())))
         for row, (request, _) in continued.items():
-            del self._resting[row]
+            self._resting.pop(row, None)
             self._requests[row] = request
             if self._searches:
                 assert self._tokenizer is not None, "stop strings need a tokenizer"

@@ -96,9 +96,11 @@ class TransformersEngine(RolloutShell):
 
         Requests that continue a conversation whose keys and values are kept do so at once.
         """
-        if requests and requests[0].may_continue:
-            for decoding in [each for each in self._decodings if each.sampling == requests[0].sampling]:
-                requests = decoding.resume(requests)
+        for decoding in [each for each in self._decodings if requests and each.sampling == requests[0].sampling]:
+            requests = decoding.resume(requests)
+            if requests and not self._waiting and self._num_decoded + len(requests) <= self._max_sequences:
+                self._finished_here += decoding.take()
+                requests = [] if decoding.seat(requests, max_rows=self._max_sequences) else requests
         for start in range(0, len(requests), self._max_sequences):
             part = list(requests[start : start + self._max_sequences])
             self._waiting.append(_Waiting(part, needs_all_places=start > 0))

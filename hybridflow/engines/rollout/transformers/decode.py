@@ -68,9 +68,9 @@ class Decoding:
     """Requests with the same sampling settings, which are decoded together, one token each per `advance`.
 
     The first token of each is drawn when it is made. Requests leave as they finish; others take their places (`seat`),
-    or those of another `Decoding` may `join`. A request that was interrupted continues after the tokens that it has. After a request that
-    `may_continue`, its keys and values are kept for the next request of its conversation (`resume`), but not for more
-    steps than it has tokens: after so many, reading it again costs less than keeping its place did.
+    or those of another `Decoding` may `join`. A request that was interrupted continues after the tokens that it has.
+    After a request that `may_continue`, its keys and values are kept for the next request of its conversation
+    (`resume`), but not for more steps than it has tokens: after so many, reading it again costs less.
 
         decoding = Decoding(model, requests, eos_token_ids=(2,))
         decoding.check()

@@ -19,7 +19,8 @@ PEER_SCRIPTS = {
     ("trl", "dpo"): ("trl", "trl_texts.py"),
     ("trl", "sft"): ("trl", "trl_texts.py"),
     ("trl", "reward_model"): ("trl", "trl_texts.py"),
-    ("verl", "grpo"): ("verl", "verl_grpo.py"),
+    ("verl", "grpo"): ("verl", "verl_rl.py"),
+    ("verl", "ppo"): ("verl", "verl_rl.py"),
 }
 """For each peer and algorithm, the environment below .peers/ and the script in benchmarks/peers/."""
 
@@ -115,7 +116,7 @@ def _sampling(workload: str, size: str, algorithm: str, rollouts: list[str], bac
         found += [Case("trl", algorithm, size, "transformers", "-", flag, workload) for flag in (False, True)]
     if algorithm == "grpo" and "vllm" in rollouts:
         found.append(Case("trl", algorithm, size, "vllm", "-", True, workload))
-    if (workload, algorithm) == ("W", "grpo") and python_of("verl").exists():
+    if workload == "W" and python_of("verl").exists():
         found.append(Case("verl", algorithm, size, "vllm", "-", True, workload))
     for name in rollouts:
         always = algorithm == "ppo" and name == "vllm"
@@ -197,9 +198,9 @@ def _peer_command(case: Case, workload: Workload, effort: Effort) -> list[str]:
     command += ["--model", str(workload.models[case.size])]
     command += ["--rows", str(workload.rows_for(case.workload, case.algorithm))]
     command += ["--steps", str(effort.steps), "--threads", str(effort.threads)]
-    if case.algorithm not in SAMPLING:
+    if case.algorithm not in SAMPLING or case.system == "verl":
         command += ["--algorithm", case.algorithm]
-    if case.algorithm == "grpo":
+    if case.algorithm == "grpo" or case.system == "verl":
         command += ["--rollout", case.rollout]
     if case.recomputes and case.rollout == "transformers":
         command.append("--recompute")

@@ -132,7 +132,29 @@ def keep_plain_weights() -> None:
     layers.dispatch_cpu_unquantized_gemm = keep_plain
 
 
+def use_torch_attention() -> None:
+    """verl loads a critic with FlashAttention 2, whatever the settings say; it has no CPU build."""
+    from transformers import AutoModelForTokenClassification as Critic
+
+    load = Critic.from_pretrained
+
+    def load_with_sdpa(*args: object, **kwargs: object) -> torch.nn.Module:
+        return load(*args, **{**kwargs, "attn_implementation": "sdpa"})
+
+    Critic.from_pretrained = load_with_sdpa
+
+
+def keep_unpinned() -> None:
+    """verl keeps the reference's weights in pinned memory, which needs an accelerator."""
+    import torch.distributed.fsdp as fsdp
+
+    policy = fsdp.CPUOffloadPolicy
+    fsdp.CPUOffloadPolicy = lambda **_: policy(pin_memory=False)
+
+
 accept_cpu()
 find_vllm()
+keep_unpinned()
+use_torch_attention()
 if "vllm" in sys.modules:  # only in the engine's process: vLLM takes seconds to import
     keep_plain_weights()

@@ -1,8 +1,8 @@
-"""Seconds per step of verl 0.9.1's GRPO on workload W; run by the peer's Python, prints one JSON line.
+"""Seconds per step of verl 0.9.1's GRPO or PPO on workload W; run by the peer's Python, prints one JSON line.
 
 verl's own trainer (RayPPOTrainer), FSDP engine and vLLM server, with one rank each, on a CPU (see `verl_on_cpu.py`).
-Configured in verl's favor: one microbatch of all sequences, no reference model, one worker for the agent loop and one
-for rewards, nothing logged, saved or evaluated; and `use_v1=False`, because its newer trainer, which keeps each
+Configured in verl's favor: one microbatch of all sequences, no reference model in GRPO, one worker for the agent loop
+and one for rewards, nothing logged, saved or evaluated; and `use_v1=False`, because its newer trainer, which keeps each
 sequence in a transfer queue, took longer in the one run that was compared. As by default, old logprobs come from a
 forward pass. verl has several processes; their processor seconds are counted together.
 """
@@ -19,10 +19,13 @@ import verl_on_cpu
 from command_line import step_parser
 from workload import SHAPES, Shape, digit_fraction
 
+FLOAT32 = "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}"
+
 
 def main() -> None:
     """Measure as the command line says."""
     parser = step_parser(__doc__, workloads=("W",))
+    parser.add_argument("--algorithm", choices=("grpo", "ppo"), default="grpo")
     parser.add_argument("--rollout", choices=("vllm",), default="vllm")
     options = parser.parse_args()
     prepare_processes(options.threads)
@@ -55,7 +58,8 @@ def measured_steps(options: argparse.Namespace, scratch: Path) -> dict[str, list
     write_rows(options.rows, rows)
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=settings(options, SHAPES[options.workload], rows))
-    validate_config(config=config, use_reference_policy=False, use_critic=False)
+    is_ppo = options.algorithm == "ppo"
+    validate_config(config=config, use_reference_policy=is_ppo, use_critic=is_ppo)
     run_ppo(config, timed_runner(times, os.getpid()))
     ray.shutdown()
     return json.loads(times.read_text())
@@ -76,31 +80,25 @@ def write_rows(source: Path, target: Path) -> None:
 
 
 def settings(options: argparse.Namespace, shape: Shape, rows: Path) -> list[str]:
-    """verl's configuration of the workload's GRPO step."""
+    """verl's configuration of the workload's step; PPO has a critic, and a KL penalty in the reward."""
     actor, model, rollout = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
+    samples = shape.samples if options.algorithm == "grpo" else 1
+    prompts = shape.sequences // samples
     given = {
         "algorithm.adv_estimator": "grpo",
         "data.train_files": rows,
         "data.val_files": rows,
         "data.val_max_samples": 1,
-        "data.train_batch_size": shape.prompts,
+        "data.train_batch_size": prompts,
         "data.max_prompt_length": shape.prompt_tokens,
         "data.max_response_length": shape.response_tokens,
         "data.dataloader_num_workers": 0,
-        f"{model}.path": options.model,
         f"{model}.custom_chat_template": "\"{{ messages[0]['content'] }}\"",  # the prompt as it is
-        f"{model}.enable_gradient_checkpointing": False,
-        f"{model}.use_remove_padding": False,  # no sequence is padded, and packing needs flash attention
-        f"+{model}.override_config.attn_implementation": "sdpa",
-        f"{actor}.strategy": "fsdp2",  # the default, FSDP1, refuses weights on a CPU
-        f"{actor}.ppo_mini_batch_size": shape.prompts,
-        f"{actor}.ppo_micro_batch_size_per_gpu": shape.sequences,
+        **_model_settings(options, shape, model=model, trained=actor, engine=f"{actor}.fsdp_config"),
+        f"{actor}.ppo_mini_batch_size": prompts,
         f"{actor}.use_torch_compile": False,
-        f"{actor}.optim.lr": 1e-5,
-        f"{actor}.fsdp_config.dtype": "float32",
-        f"+{actor}.fsdp_config.mixed_precision": "{param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}",
         f"{rollout}.name": "vllm",
-        f"{rollout}.n": shape.samples,
+        f"{rollout}.n": samples,
         f"{rollout}.ignore_eos": True,
         f"{rollout}.dtype": "float32",
         f"{rollout}.enforce_eager": True,
@@ -125,7 +123,37 @@ def settings(options: argparse.Namespace, shape: Shape, rows: Path) -> list[str]
         "+ray_kwargs.ray_init.num_gpus": 1,  # what they call a GPU is the CPU
         "+ray_kwargs.ray_init.include_dashboard": False,
     }
+    if options.algorithm == "ppo":
+        reference = "actor_rollout_ref.ref"
+        given |= _model_settings(options, shape, model="critic.model", trained="critic", engine="critic.fsdp")
+        given |= {
+            "algorithm.adv_estimator": "gae",
+            "algorithm.use_kl_in_reward": True,
+            "algorithm.kl_ctrl.kl_coef": 0.05,
+            "critic.ppo_mini_batch_size": prompts,
+            f"{reference}.log_prob_micro_batch_size_per_gpu": shape.sequences,
+            f"{reference}.use_torch_compile": False,
+            f"{reference}.fsdp_config.dtype": "float32",
+            f"+{reference}.fsdp_config.mixed_precision": FLOAT32,
+        }
     return [f"{name}={value}" for name, value in given.items()]
+
+
+def _model_settings(
+    options: argparse.Namespace, shape: Shape, *, model: str, trained: str, engine: str
+) -> dict[str, object]:
+    """The settings of a model that is trained, below the keys of its model, itself, and its engine."""
+    return {
+        f"{model}.path": options.model,
+        f"{model}.enable_gradient_checkpointing": False,
+        f"{model}.use_remove_padding": False,  # no sequence is padded, and packing needs flash attention
+        f"+{model}.override_config.attn_implementation": "sdpa",
+        f"{trained}.strategy": "fsdp2",  # the default, FSDP1, refuses weights on a CPU
+        f"{trained}.ppo_micro_batch_size_per_gpu": shape.sequences,
+        f"{trained}.optim.lr": 1e-5,
+        f"{engine}.dtype": "float32",
+        f"+{engine}.mixed_precision": FLOAT32,
+    }
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **rest: object) -> float:

@@ -7,7 +7,7 @@ from hybridflow.observability.calls import Span
 
 Measured = Sequence[float]
 """Measurements of a call on a rank: start (seconds since the epoch, on its clock), seconds, bytes in and out, rows,
-tokens, peak bytes; see `Span`."""
+tokens, peak bytes, seconds waited; see `Span`."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ class CallLog:
         seconds_of = {node: offset.seconds for node, offset in offsets.items()}
         spans: list[Span] = []
         for number, call, rank, measured, node, _, _ in self._answers:
-            start, seconds, bytes_in, bytes_out, rows, tokens, peak_bytes = measured
+            start, seconds, bytes_in, bytes_out, rows, tokens, peak_bytes, waited_seconds = measured
             span = Span(
                 call=number,
                 role=call.role,
@@ -106,6 +106,7 @@ class CallLog:
                 peak_bytes=int(peak_bytes),
                 answers=rank in call.answering,
                 needs=call.needs,
+                waited_seconds=waited_seconds,
             )
             spans.append(span)
         self._answers.clear()

@@ -160,7 +160,8 @@ class WorkerHost:
         except (Exception, SystemExit) as error:
             raise call_failed(error, role=role, rank=self.rank, node=self.info().place, method=method) from error
         seconds = time.perf_counter() - started
-        measured = [small, began, seconds, *_sizes(given, packets), peak_memory_bytes(self.device)]
+        sizes = _sizes(given, packets)
+        measured = [small, began, seconds, *sizes, peak_memory_bytes(self.device), ACTIVITY.waited_seconds]
         return (measured, *packets) if form.objects > 1 else measured
 
 

@@ -25,6 +25,8 @@ class Activity:
         self.call = ""
         self.number = 0
         """The number of calls that have begun."""
+        self.waited_seconds = 0.0
+        """How long the call has waited, before its own work, for processes of another pool."""
         self.began = self.advanced_at = time.monotonic()
         self.main_thread = threading.main_thread().ident or 0
         self._gap = 0.0
@@ -35,7 +37,7 @@ class Activity:
     def calling(self, call: str, *, is_watched: bool = True) -> Iterator[None]:
         """A block that executes a call."""
         self.began = self.advanced_at = time.monotonic()
-        self.call, self._gap = call, 0.0
+        self.call, self._gap, self.waited_seconds = call, 0.0, 0.0
         self.number += 1
         self.main_thread = threading.get_ident()
         try:

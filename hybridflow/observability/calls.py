@@ -44,10 +44,18 @@ class Span(NamedTuple):
     needs: tuple[int, ...]
     """Calls whose columns the call took, or whose answers the driver had read before it."""
 
+    waited_seconds: float = 0.0
+    """How long it waited, at its beginning, for the other side of a transfer of weights between two pools."""
+
     @property
     def name(self) -> str:
         """`actor.update`, as a dataflow writes it."""
         return f"{self.role}.{self.method}"
+
+    @property
+    def work_start(self) -> float:
+        """When it had waited long enough, in seconds since the epoch; it is busy from then on."""
+        return self.start + self.waited_seconds
 
     @property
     def end(self) -> float:
@@ -59,7 +67,7 @@ class Span(NamedTuple):
 class CallTotal:
     """The calls of one name in a section: seconds of the slowest rank, and sums over the ranks.
 
-    Rows, tokens and `bytes_out` are those of the ranks that answer.
+    Seconds waited for another pool do not count. Rows, tokens and `bytes_out` are those of the ranks that answer.
     """
 
     seconds: float
@@ -91,7 +99,10 @@ class Section:
         return {name: _total(spans) for name, spans in named.items()}
 
     def idle_fractions(self) -> dict[str, float]:
-        """For each pool, the fraction of the section's duration in which none of its ranks runs a call."""
+        """For each pool, the fraction of the section's duration in which none of its ranks runs a call.
+
+        A call that waits for another pool does not run.
+        """
         return dict(self._idle_fractions)
 
     @cached_property
@@ -99,9 +110,9 @@ class Section:
         fractions = {}
         for pool in self.pools:
             busy, reached = 0.0, self.start
-            for span in sorted((span for span in self.spans if span.pool == pool), key=lambda span: span.start):
+            for span in sorted((span for span in self.spans if span.pool == pool), key=lambda span: span.work_start):
                 end = min(span.end, self.start + self.seconds)
-                busy += max(0.0, end - max(span.start, reached))
+                busy += max(0.0, end - max(span.work_start, reached))
                 reached = max(reached, end)
             fractions[pool] = 1.0 - busy / self.seconds if self.seconds > 0.0 else 1.0
         return fractions
@@ -110,7 +121,7 @@ class Section:
         """The chain of spans that depend on one another with the longest total duration.
 
         A span depends on the one before it in its process, and on those spans of the calls that its own call needs that
-        ended before it began. No two spans of a chain overlap, so it is never longer than the section.
+        ended before its work began. No two spans of a chain overlap, so it is never longer than the section.
         """
         return list(self._critical_path)
 
@@ -126,7 +137,7 @@ class Section:
                 longest = last.get(process, _NOTHING)
                 for needed in span.needs:
                     if needed in ended:
-                        before = ended[needed].by(span.start + _CLOCK_SECONDS)
+                        before = ended[needed].by(span.work_start + _CLOCK_SECONDS)
                         longest = before if before.seconds > longest.seconds else longest
                 seconds = self.seconds_within(span)
                 reached = _Reached(longest.seconds + seconds, span, longest) if seconds else longest
@@ -137,8 +148,8 @@ class Section:
         return best.path()
 
     def seconds_within(self, span: Span) -> float:
-        """The part of a span's duration that lies within the section; a call may be left over from the previous one."""
-        return max(0.0, min(span.end, self.start + self.seconds) - max(span.start, self.start))
+        """The part of a span's work that lies within the section; a call may be left over from the previous one."""
+        return max(0.0, min(span.end, self.start + self.seconds) - max(span.work_start, self.start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +214,7 @@ def medians(sections: Iterable[Section]) -> dict[str, CallTotal]:
 def _total(spans: Sequence[Span]) -> CallTotal:
     seconds: dict[tuple[str, int], float] = {}
     for span in spans:
-        seconds[span.pool, span.rank] = seconds.get((span.pool, span.rank), 0.0) + span.seconds
+        seconds[span.pool, span.rank] = seconds.get((span.pool, span.rank), 0.0) + span.seconds - span.waited_seconds
     answering = [span for span in spans if span.answers]
     return CallTotal(
         max(seconds.values()),

@@ -191,11 +191,12 @@ def _section_lines(section: Section) -> Iterator[str]:
             )
         name, call = of_call[span.call]
         process, thread = places[span.pool, span.rank]
+        waited = f',"waited_seconds":{span.waited_seconds:.6f}' if span.waited_seconds else ""
         yield (
             f'{name},"pid":{process},"tid":{thread},"ts":{int(span.start * _MICROSECONDS)},'
             f'"dur":{int(span.seconds * _MICROSECONDS)},{call},'
             f'"rows":{span.rows},"tokens":{span.tokens},"bytes_in":{span.bytes_in},"bytes_out":{span.bytes_out},'
-            f'"peak_bytes":{span.peak_bytes},"answers":{"true" if span.answers else "false"},'
+            f'"peak_bytes":{span.peak_bytes}{waited},"answers":{"true" if span.answers else "false"},'
             f'"critical":{"true" if (span.call, span.rank) in critical else "false"}}}}}{_SEPARATOR}'
         )
     yield from map(_line, _section_events(section, path, places))
@@ -262,6 +263,7 @@ def _span(event: Event, pool: str, rank: int) -> Span:
         answers=bool(arguments["answers"]),
         needs=tuple(map(int, arguments["needs"])),
         peak_bytes=int(arguments.get("peak_bytes", 0)),
+        waited_seconds=float(arguments.get("waited_seconds", 0.0)),
     )
 
 

@@ -131,12 +131,14 @@ class Resharder:
         if self._failure is not None:
             self.require_complete()
         self._version = None
-        stage = f"the transfer of version {version}"
+        stage, wait_seconds = f"the transfer of version {version}", 0.0
         try:
             if self._is_exchange:
                 self._announce(version)
+                began = time.perf_counter()
                 self._barrier.wait(stage)
-            report = self._moved(stage, version)
+                wait_seconds = time.perf_counter() - began
+            report = replace(self._moved(stage, version), wait_seconds=wait_seconds)
             if self._is_exchange:
                 self._barrier.wait(f"the end of {stage}")
                 self._withdraw()

@@ -11,6 +11,7 @@ from hybridflow.config.rollout import Transfer
 from hybridflow.controller.signed_store import StoreAddress
 from hybridflow.controller.worker import WorkerContext
 from hybridflow.engines.rollout.interface import RolloutEngine
+from hybridflow.observability.activity import ACTIVITY
 from hybridflow.parallel.layout import WeightShard
 from hybridflow.resharding.resharder import Resharder, joint_group
 from hybridflow.resharding.transport import Transport
@@ -64,7 +65,7 @@ class IncomingWeights:
         self._wait()
         self._engine.pause()
         if self._thread is None:
-            self._resharder.transfer(version)
+            ACTIVITY.waited_seconds = self._resharder.transfer(version).wait_seconds
         assert self._resharder.version == version, f"{self._resharder.version} has arrived, not {version}"
         if self._has_copies:
             for name, slot in self._slots.items():

@@ -13,6 +13,7 @@ from hybridflow.controller.worker import WorkerContext
 from hybridflow.controller.worker_group import WorkerGroup
 from hybridflow.engines.training.interface import TrainEngine
 from hybridflow.errors import StaleWeightsError
+from hybridflow.observability.activity import ACTIVITY
 from hybridflow.observability.metrics import Metrics, Reduction, last
 from hybridflow.parallel.groups import Ranks
 from hybridflow.resharding.grouping import micro_data_groups
@@ -92,7 +93,9 @@ class WeightPublisher:
             if not self._sleeps:
                 self._transfer(self.rollout)
         elif self._resharder is not None:
-            self._metrics = _sender_metrics(self._resharder.transfer(version).metrics(), self._resharder.plan)
+            report = self._resharder.transfer(version)
+            ACTIVITY.waited_seconds = report.wait_seconds
+            self._metrics = _sender_metrics(report.metrics(), self._resharder.plan)
             self._rest()
 
     def check_versions(self, batch: Batch) -> None:

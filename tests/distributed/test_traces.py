@@ -20,7 +20,7 @@ PONDERING = """
 import asyncio
 
 async def ponder(prompts, completions, answer, **columns):
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(SECONDS)
     return [float(completion == expected) for completion, expected in zip(completions, answer)]
 """
 
@@ -53,7 +53,7 @@ def assert_sound(step: Section) -> None:
 def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_shorter_than_its_calls(
     tmp_path: Path, ray_backend: Backend
 ):
-    (tmp_path / "slow.py").write_text(PONDERING)
+    (tmp_path / "slow.py").write_text(PONDERING.replace("SECONDS", "2.5"))
     pools = "placement.pools={policy: {devices: 1}, judge: {devices: 1}, frozen: {devices: 1}, values: {devices: 1}}"
     roles = "placement.roles={reward: judge, reference: frozen, critic: values}"
     settings = [f"reward.functions=[{tmp_path}/slow.py:ponder]", "reward.processes=0", WITH_REFERENCE, pools, roles]
@@ -81,14 +81,17 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
 
 @pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_partial_rollouts.py
 @pytest.mark.ray
-def test_with_a_rollout_of_its_own_pool_the_next_batch_is_generated_while_the_actor_learns(
+def test_with_a_rollout_of_its_own_pool_the_next_batch_is_generated_while_the_actor_learns_and_then_waits(
     tmp_path: Path, ray_backend: Backend
 ):
+    """The reward takes 1 s in the rollout's pool, so that the actor waits as long to publish; that counts as idle."""
+    (tmp_path / "slow.py").write_text(PONDERING.replace("SECONDS", "1.0"))
     pools = (
         "placement={pools: {train: {devices: 1}, generate: {devices: 1}}, roles: {rollout: generate, reward: generate}}"
     )
     settings = ["trainer={backend: ray, devices: 2, total_steps: 6, eval_every: 0, save_every: 0}", pools]
     settings += ["algorithm=grpo", "rollout.samples_per_prompt=16", "asynchrony.max_staleness=1"]
+    settings += [f"reward.functions=[{tmp_path}/slow.py:ponder]", "reward.processes=0"]
     rows = rows_of_run(tmp_path / "run", [*small_run(tmp_path), *settings])
     spans = [span for step in steps_of(tmp_path / "run") for span in step.spans]
     generated = sorted((span for span in spans if span.name == "rollout.generate"), key=lambda span: span.start)
@@ -100,6 +103,10 @@ def test_with_a_rollout_of_its_own_pool_the_next_batch_is_generated_while_the_ac
     ]
     assert max(shared[1:]) > 0.0, shared  # the first two batches are generated before the first update
     assert [row["async/staleness/max"] for row in rows[-6:]] == [0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    received = {span.call: span for span in spans if span.name == "rollout.receive_weights"}
+    published = [span for span in spans if span.name == "actor.publish_weights" and span.call + 1 in received]
+    assert len(published) >= 3 and max(span.waited_seconds for span in published) > 0.05
+    assert all(span.work_start > received[span.call + 1].start - 0.01 for span in published)
 
 
 @pytest.mark.slow

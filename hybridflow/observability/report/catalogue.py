@@ -54,7 +54,7 @@ _ENTRIES = (
     ),
     _Entry("Groups ahead", r"async/groups/(?:running|done)", "Groups of later steps that are generated, or are ready."),
     _Entry("Throughput", r"perf/throughput", "Tokens per second per device."),
-    _Entry("Idle pools", r"perf/idle_fraction/.+", "Fraction of a step in which no rank of the pool runs a call."),
+    _Entry("Idle pools", r"perf/idle_fraction/.+", "Fraction of a step in which no rank of the pool works."),
 )
 
 _NOT_CHARTED = re.compile(r"timing_s/(?!reshard).*|training/global_step")

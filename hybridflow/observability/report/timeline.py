@@ -81,23 +81,29 @@ def _of_pool(spans: Sequence[Span], critical: set[tuple[int, int]]) -> Iterator[
         calls.setdefault(span.call, []).append(span)
     for own in calls.values():
         start, end = min(span.start for span in own), max(span.end for span in own)
+        waited = min(span.work_start for span in own) - start
         chosen = next((span for span in own if (span.call, span.rank) in critical), own[0])
-        yield chosen._replace(start=start, seconds=end - start)
+        yield chosen._replace(start=start, seconds=end - start, waited_seconds=waited)
 
 
 def _box(
     step: Section, span: Span, x: Axis, top: float, colors: Mapping[str, int], critical: set[tuple[int, int]]
 ) -> str:
-    start = max(0.0, span.start - step.start)
-    left, right = x.place(start), x.place(min(step.seconds, span.end - step.start))
+    start, works = max(0.0, span.start - step.start), max(0.0, span.work_start - step.start)
+    left, right = x.place(works), x.place(min(step.seconds, span.end - step.start))
     width = max(1.5, right - left)
     is_critical = (span.call, span.rank) in critical
     fitting = [name for name in (span.name, span.method) if len(name) * _CHARACTER + 8 <= width]
     text = f'<text x="{left + 5:.1f}" y="{top + _ROW / 2 + 4:.1f}">{shown(fitting[0])}</text>' if fitting else ""
     about = f"{span.name}: {formatting.short(span.seconds)} s from {formatting.short(start)} s"
+    wait = ""
+    if span.waited_seconds:
+        about += f", {formatting.short(span.waited_seconds)} s of it waiting for another pool"
+        place = f'x="{x.place(start):.1f}" y="{top}" width="{left - x.place(start):.1f}" height="{_ROW}"'
+        wait = f'<rect class="wait" {place}/>'
     about += f"\n{span.rows} rows, {span.tokens} tokens, {span.bytes_in / _BYTES:.3g} MB in" if span.rows else ""
     return (
-        f'<g class="call r{colors[span.role]}{" critical" if is_critical else ""}"><title>{shown(about)}</title>'
+        f'<g class="call r{colors[span.role]}{" critical" if is_critical else ""}"><title>{shown(about)}</title>{wait}'
         f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{_ROW}" rx="2"/>{text}</g>'
     )
 

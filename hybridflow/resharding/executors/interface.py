@@ -49,6 +49,8 @@ class TransferReport:
     bytes_verified: int = 0
     """Compared by checksum on both sides."""
     verify_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    """Waited for the other ranks, before anything moved; not in `seconds`."""
 
     def metrics(self) -> Metrics:
         """Totals over ranks; for seconds and staging, the maximum."""
@@ -60,6 +62,7 @@ class TransferReport:
             "reshard/bytes_verified": total(self.bytes_verified),
             "timing_s/reshard": maximum(self.seconds),
             "timing_s/reshard_verify": maximum(self.verify_seconds),
+            "timing_s/reshard_wait": maximum(self.wait_seconds),
         }
 
 

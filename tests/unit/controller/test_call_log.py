@@ -96,7 +96,7 @@ def test_the_clock_of_another_node_is_corrected_by_what_its_calls_allow(ahead):
     for sent in (now, now + 5.0):
         number = log.begin("actor", "update", "main", takes=(), ranks=2, answering=[0])
         for rank, (node, clock) in enumerate({"here": 0.0, "there": ahead}.items()):
-            measured = [sent + 0.02 + clock, 1.0, 0, 0, 0, 0, 0]
+            measured = [sent + 0.02 + clock, 1.0, 0, 0, 0, 0, 0, 0.0]
             log.answered(number, rank, measured, node=node, sent=sent, now=sent + 1.05)
     spans = log.drain()
     for span, sent in zip(spans, (now, now, now + 5.0, now + 5.0), strict=True):
@@ -109,7 +109,7 @@ def test_the_clock_of_another_node_is_corrected_by_what_its_calls_allow(ahead):
 def test_a_call_that_ends_after_the_drain_comes_with_the_next():
     log, now = CallLog(), 1_800_000_000.0
     first = log.begin("actor", "generate", "main", takes=(), ranks=2, answering=[0, 1])
-    log.answered(first, 0, [now, 1.0, 0, 0, 4, 9, 0], sent=now, now=now + 1.0)
-    assert [span.rank for span in log.drain()] == [0]
-    log.answered(first, 1, [now, 2.0, 0, 0, 4, 9, 0], sent=now, now=now + 2.0)
+    log.answered(first, 0, [now, 1.0, 0, 0, 4, 9, 0, 0.25], sent=now, now=now + 1.0)
+    assert [(span.rank, span.work_start - span.start) for span in log.drain()] == [(0, 0.25)]
+    log.answered(first, 1, [now, 2.0, 0, 0, 4, 9, 0, 0.0], sent=now, now=now + 2.0)
     assert [(span.rank, span.name) for span in log.drain()] == [(1, "actor.generate")]

@@ -30,31 +30,39 @@ def made_up_step(seed: int, num_calls: int = 9) -> list[oracle.Piece]:
     return pieces
 
 
-def section_of(pieces: list[oracle.Piece], start: int, end: int) -> Section:
-    spans = [
-        span(p.call, p.pool, p.rank, NOON + p.start * TICK_SECONDS, (p.end - p.start) * TICK_SECONDS, needs=p.needs)
-        for p in pieces
-    ]
+def section_of(pieces: list[oracle.Piece], start: int, end: int, *, waits: bool = False) -> Section:
+    """A step of these calls; `waits`: each begins as soon as its process is free, and waits for another pool."""
+    spans, free = list[Span](), dict[tuple[str, int], int]()
+    for piece in pieces:
+        process = (piece.pool, piece.rank)
+        begins = free.get(process, 0) if waits else piece.start
+        free[process] = piece.end
+        times = (NOON + begins * TICK_SECONDS, (piece.end - begins) * TICK_SECONDS)
+        waited = (piece.start - begins) * TICK_SECONDS
+        spans.append(span(piece.call, *process, *times, needs=piece.needs, waited=waited))
     return Section("step", 1, NOON + start * TICK_SECONDS, (end - start) * TICK_SECONDS, spans, POOLS)
 
 
 def span(
-    call: int, pool: str, rank: int, start: float, seconds: float, *, needs: tuple[int, ...] = (), answers: bool = True
+    call: int, pool: str, rank: int, start: float, seconds: float, *, needs=(), answers: bool = True, waited: float = 0
 ) -> Span:
     sizes = {"bytes_in": 100, "bytes_out": 10, "rows": 4, "tokens": 40, "peak_bytes": 1 << 30}
-    return Span(call, pool, "work", pool, rank, start, seconds, **sizes, answers=answers, needs=needs)
+    return Span(
+        call, pool, "work", pool, rank, start, seconds, **sizes, answers=answers, needs=needs, waited_seconds=waited
+    )
 
 
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("seed", range(40))
-def test_the_critical_path_and_idle_fractions_are_those_of_the_oracle(seed):
+def test_the_critical_path_and_idle_fractions_are_those_of_the_oracle_and_waiting_is_idle(seed, waits):
     pieces = made_up_step(seed)
     end = max(piece.end for piece in pieces) + 5
-    section = section_of(pieces, 0, end)
+    section = section_of(pieces, 0, end, waits=waits)
     path = section.critical_path()
-    seconds = sum(each.seconds for each in path)
+    seconds = sum(map(section.seconds_within, path))
     assert seconds == pytest.approx(oracle.longest_path(pieces) * TICK_SECONDS, abs=1e-6)
-    assert max(each.seconds for each in section.spans) <= seconds <= section.seconds
-    assert all(after.start >= before.end - 1e-6 for before, after in pairwise(path))
+    assert max(map(section.seconds_within, section.spans)) <= seconds <= section.seconds
+    assert all(after.work_start >= before.end - 1e-6 for before, after in pairwise(path))
     assert section.idle_fractions() == pytest.approx(oracle.idle(pieces, list(POOLS), 0, end), abs=1e-4)
 
 
@@ -87,7 +95,7 @@ def test_a_call_takes_as_long_as_its_slowest_rank_and_rows_of_ranks_that_do_not_
         span(3, "policy", 0, NOON, 3.0),
         span(3, "policy", 1, NOON, 2.5, answers=False),
         span(6, "policy", 0, NOON + 3.0, 1.0),
-        span(6, "policy", 1, NOON + 3.0, 2.0, answers=False),
+        span(6, "policy", 1, NOON + 2.5, 2.5, answers=False, waited=0.5),
     ]
     section = Section("step", 1, NOON, 6.0, spans, POOLS)
     assert section.totals() == {("policy", "work"): CallTotal(4.5, rows=8, tokens=80, bytes_in=400, bytes_out=20)}

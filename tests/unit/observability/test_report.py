@@ -84,17 +84,28 @@ def test_the_report_is_one_balanced_page_without_outside_resources_that_shows_th
     assert '<span class="chip wrong" title="score 0">45</span>' in page
 
 
-def _call(number: int, role: str, place: tuple[str, int], times: tuple[float, float], *, needs=()) -> Span:
+def _call(number: int, role: str, place: tuple[str, int], times: tuple[float, float], *, needs=(), waited=0.0) -> Span:
     sizes = {"bytes_in": 2_000_000, "bytes_out": 0, "rows": 8, "tokens": 1200, "peak_bytes": 0}
-    return Span(number, role, "work", *place, times[0], times[1] - times[0], **sizes, answers=True, needs=needs)
+    return Span(
+        number,
+        role,
+        "work",
+        *place,
+        times[0],
+        times[1] - times[0],
+        **sizes,
+        answers=True,
+        needs=needs,
+        waited_seconds=waited,
+    )
 
 
-def _timeline(tmp_path, ranks: int, role: str = "judge") -> str:
+def _timeline(tmp_path, ranks: int, role: str = "judge", *, waited: float = 0.0) -> str:
     """The timeline of a step of 10 s: the actor's first 4 s on all ranks, 1 to 3 s of the judge, 5 s of the actor."""
     started = time.perf_counter() - 10.0
     begin = started + (time.time() - time.perf_counter())
     calls = [_call(1, "actor", ("main", rank), (begin, begin + 4.0 - rank / 100)) for rank in range(ranks)]
-    calls.append(_call(2, role, ("small", 0), (begin + 1.0, begin + 3.0)))
+    calls.append(_call(2, role, ("small", 0), (begin + 1.0, begin + 3.0), waited=waited))
     calls += [_call(3, "actor", ("main", rank), (begin + 4.5, begin + 9.5), needs=(1, 2)) for rank in range(ranks)]
     calls.append(_call(4, "late", ("small", 0), (begin - 3.0, begin - 2.0)))
     trace = CallTrace(lambda: calls, {"main": ranks, "small": 1}, tmp_path / "trace.json", keep=3)
@@ -120,6 +131,16 @@ def test_the_last_step_is_drawn_with_a_row_per_rank_idle_pools_and_the_critical_
     assert "late" not in drawn, "it ran before the step"
     cells = re.sub(r"</?t[dr]>", "|", drawn).replace("||", "|")
     assert re.search(r"actor\.work\|9(\.00)?\|90%\|9(\.00)?\|9(\.00)?\|32\|4\.8k\|8\|", cells)
+
+
+@pytest.mark.parametrize("ranks", [2, 40])
+def test_a_call_that_waits_for_another_pool_is_idle_until_it_works(tmp_path, ranks):
+    drawn = _timeline(tmp_path, ranks=ranks, waited=1.5)
+    assert "small: 1 rank, idle 95%" in drawn
+    widths = re.findall(r'width="([\d.]+)" height="24.0"(?: rx="2")?/>', drawn.partition("judge.work: 2 s")[2])
+    wait, work = widths[:2]
+    assert float(wait) == pytest.approx(3 * float(work), rel=0.01) and drawn.count('class="wait"') == 1
+    assert ", 1.50 s of it waiting for another pool" in drawn
 
 
 def test_more_than_16_ranks_are_drawn_as_one_row_per_pool(tmp_path):

@@ -18,7 +18,7 @@ def calls_of(step: int) -> list[Span]:
     now, first = time.time(), 10 * step
     return [
         span(first, "policy", 0, now - 0.5, 0.2),
-        span(first, "policy", 1, now - 0.5, 0.1, answers=False),
+        span(first, "policy", 1, now - 0.6, 0.2, answers=False, waited=0.1),
         span(first + 1, "judge", 0, now - 0.3, 0.25, needs=(first,)),
     ]
 
@@ -71,6 +71,7 @@ def test_what_is_written_is_read(tmp_path):
     for found, given in zip(second.spans, calls_of(2), strict=True):
         assert found.start == pytest.approx(given.start, abs=5.0)
         assert found.seconds == pytest.approx(given.seconds, abs=2e-6)
+        assert found.waited_seconds == pytest.approx(given.waited_seconds, abs=2e-6)
         for name in ("call", "role", "method", "pool", "rank", "rows", "tokens", "answers", "needs", "peak_bytes"):
             assert getattr(found, name) == getattr(given, name)
     assert measured_calls([first, second])["judge.work"].seconds == pytest.approx(0.25, abs=1e-5)

@@ -191,12 +191,17 @@ def supervised_objective(denominators: Denominators) -> LossFn:
 
 
 def rollout_difference(rollout: Tensor, old: Tensor, mask: Tensor) -> Metrics:
-    """Differences between the probabilities of the rollout and of training, for the same tokens and weights."""
+    """Differences between the probabilities of the rollout and of training, for the same tokens and weights.
+
+    Empty if `mask` has no token.
+    """
     gap = (old - rollout).abs() * mask
     probability_gap = (old.exp() - rollout.exp()).abs() * mask
     largest, largest_probability, average, count = torch.stack(
         [gap.max(), probability_gap.max(), masked_mean(probability_gap, mask), mask.sum()]
     ).tolist()
+    if not count:
+        return {}
     return {
         "training/rollout_probs_diff_max": maximum(largest_probability),
         "training/rollout_probs_diff_mean": mean(average, count),

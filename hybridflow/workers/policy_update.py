@@ -115,7 +115,7 @@ class PolicyUpdate:
         """At the first update of a run on samples of the current weights, rollout and training must agree on the
         log-probabilities of the samples."""
         largest = metrics.get("training/rollout_logprobs_diff_max")
-        if self._has_compared or largest is None or self._rollout is None or not _has_current_tokens(batch):
+        if self._has_compared or largest is None or self._rollout is None:
             return
         self._has_compared = True
         if not self._rollout.sampling.is_restricted:
@@ -145,12 +145,6 @@ def with_staleness(batch: Batch, version: int) -> Batch:
         versions = token_versions(batch.tokens("version_runs"), responses.lengths).values
         staleness = (version - versions).to(responses.values.dtype)
     return batch.with_columns(tokens={STALENESS: responses.like(staleness)})
-
-
-def _has_current_tokens(batch: Batch) -> bool:
-    if IS_CURRENT not in batch:
-        return True
-    return bool((batch.tokens(IS_CURRENT).values * batch.tokens("response_mask").values).any())
 
 
 def check_one_step(optimizer_steps: int) -> None:

@@ -327,7 +327,8 @@ def test_only_tokens_of_the_trained_version_are_compared_with_the_policy(toy_dir
 def test_a_batch_without_tokens_of_the_trained_version_does_not_pass_for_the_comparison(toy_dir):
     worker = actor(toy_dir())
     batch = sampled(worker)
-    worker.update(stale(batch, 10**6))
+    found = worker.update(stale(batch, 10**6))
+    assert not [name for name in found if name.startswith("training/rollout_")], "nothing was compared"
     worker.publish_weights(0)
     with pytest.raises(StaleWeightsError, match="disagree"):
         worker.update(moved(sampled(worker), 0.05))

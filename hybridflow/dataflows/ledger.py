@@ -87,7 +87,7 @@ class Ledger:
         `states` counts the groups of the queue by state.
         """
         found = {_METRICS[name]: last(value) for name, value in self.totals.items()}
-        return found | {f"async/groups/{name}": last(states.get(name, 0)) for name in ("running", "done")}
+        return found | {f"async/groups/{name}": last(states.get(name, 0)) for name in ("waiting", "running", "done")}
 
 
 def weighted(values: Tensor, weights: Tensor) -> dict[str, float]:

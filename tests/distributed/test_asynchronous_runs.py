@@ -14,13 +14,13 @@ STEPS = 6
 
 @pytest.mark.slow
 @pytest.mark.parametrize("staleness", [1, 2])
-def test_exact_match_rises_on_older_samples(tmp_path: Path, staleness: int):
+def test_t8_exact_match_rises_on_older_samples(tmp_path: Path, staleness: int):
     settings = [
         "algorithm=grpo",
         f"asynchrony={{max_staleness: {staleness}, ahead: {staleness}}}",
         "trainer.trackers=[jsonl]",
     ]
-    settings += ["actor.optimizer.learning_rate=1e-4"]  # that of the task, 3e-4, is too high for older samples
+    settings += ["actor.optimizer.learning_rate=1e-4"]  # that of the task, 3e-4, is high for older samples
     settings += [f"trainer={{total_steps: 30, eval_every: 30, save_every: 0, run_dir: {tmp_path}/run}}"]
     ended = run_here(settings)
     assert ended.status == 0, ended.said

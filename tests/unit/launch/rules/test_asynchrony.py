@@ -73,7 +73,7 @@ def plain(logprobs, advantages, mask):
         (["algorithm=grpo", "algorithm.policy_loss=kl_cov"], "has no trust region", "algorithm.policy_loss=ppo"),
     ],
 )
-def test_what_cannot_learn_from_older_samples_is_refused(tmp_path, words, message, remedy):
+def test_t8_what_cannot_learn_from_older_samples_is_refused(tmp_path, words, message, remedy):
     (tmp_path / "mine.py").write_text(STEP_ALONE)
     (tmp_path / "loss.py").write_text(ONES)
     words = [word.format(folder=tmp_path) for word in words]

@@ -53,9 +53,9 @@ class EnvironmentSettings(Section):
     k is r_k + gamma times that of reply k + 1. The scores of training samples are then discounted returns."""
 
     processes: Annotated[int | None, AT_LEAST_0] = None
-    """Number of processes per rollout rank, each of which runs one episode at a time. 0: episodes run in the rollout's
-    own process, without time limits. null: 0 for built-in environments without `mcp`; otherwise 8 per CPU core,
-    from 16 to 64."""
+    """Number of processes per rollout replica, each of which runs one episode at a time. 0: episodes run in the
+    rollout's own process, without time limits. null: 0 for built-in environments without `mcp`; otherwise 8 per CPU
+    core, from 16 to 64."""
 
     step_seconds: Annotated[float, ABOVE_0] = 30.0
     """Time limit of a step of the environment."""
@@ -67,8 +67,8 @@ class EnvironmentSettings(Section):
     """How many times an episode is restarted after its process died, exceeded a time limit, or raised an `OSError`."""
 
     error_budget: Annotated[int, AT_LEAST_0] = 0
-    """Number of episodes per rollout rank that may fail in spite of retries before the run stops. Failed episodes are
-    not trained on."""
+    """Number of episodes per rollout replica that may fail in spite of retries before the run stops. Failed episodes
+    are not trained on."""
 
     @property
     def discounts_replies(self) -> bool:

@@ -11,6 +11,8 @@ from hybridflow.environments.conversation_format import Continuation, TemplateCh
 from hybridflow.errors import EpisodeError
 
 logger = logging.getLogger(__name__)
+_QUIET = logging.getLogger(f"{__name__}.quiet")
+_QUIET.disabled = True
 
 LIMITS = {
     "max_turns": "raise environment.max_turns, or let the environment end its episodes earlier",
@@ -26,10 +28,14 @@ _SHOWN_CHARACTERS = 300
 
 
 class EpisodeLog:
-    """Logs each kind of event once, except failures, and raises `EpisodeError` for too many of these."""
+    """Logs each kind of event once, except failures, and raises `EpisodeError` for too many of these.
 
-    def __init__(self, config: EnvironmentSettings, max_response_tokens: int) -> None:
+    One that `is_quiet` only counts: another rank logs the same events.
+    """
+
+    def __init__(self, config: EnvironmentSettings, max_response_tokens: int, *, is_quiet: bool = False) -> None:
         self._config = config
+        self._logger = _QUIET if is_quiet else logger
         self._max_response_tokens = max_response_tokens
         self.has_template = False
         """Whether the log says how the chat template continues conversations."""
@@ -43,7 +49,7 @@ class EpisodeLog:
         """How the chat template continues conversations."""
         self.has_template = True
         words = f"continuation={found.continuation.value} {found.detail}".rstrip()
-        logger.info("%s %s", self._config.chosen, words)
+        self._logger.info("%s %s", self._config.chosen, words)
         when = (
             "drops <think>...</think> from earlier replies, so what follows such a reply"
             if found.drops_thoughts
@@ -52,7 +58,7 @@ class EpisodeLog:
         if found.continuation is Continuation.fork:
             when = "changes earlier turns, so each turn"
         if when:
-            logger.warning(
+            self._logger.warning(
                 "%s: the chat template %s is a sequence of its own, with the whole conversation as its prompt. This"
                 " costs time, and counts towards data.max_response_tokens; data.chat_template=FILE sets another one",
                 self._config.chosen,
@@ -61,7 +67,7 @@ class EpisodeLog:
 
     def retry(self, name: RowName, reason: str) -> None:
         """An episode starts again."""
-        logger.warning("%s uid=%d sample_index=%d starts again: %s", self._config.chosen, *name, reason)
+        self._logger.warning("%s uid=%d sample_index=%d starts again: %s", self._config.chosen, *name, reason)
 
     def failure(self, name: RowName, turns: int, reason: str) -> None:
         """An episode has failed. Raises `EpisodeError` if more have than `environment.error_budget` allows.
@@ -79,7 +85,7 @@ class EpisodeLog:
             )
         if failures % 10 ** (len(str(failures)) - 1) == 0:
             words = "environment failures=%d environment.error_budget=%d (%s): %s"
-            logger.warning(words, failures, budget, where, reason)
+            self._logger.warning(words, failures, budget, where, reason)
 
     def limits(self, limited: Mapping[str | None, int], num_ended: int) -> None:
         """Warns of each limit that most episodes have reached."""
@@ -126,4 +132,4 @@ class EpisodeLog:
     def _once(self, key: str, words: str, *values: object, level: int = logging.WARNING) -> None:
         if key not in self._logged:
             self._logged.add(key)
-            logger.log(level, f"%s: {words}", self._config.chosen, *values)
+            self._logger.log(level, f"%s: {words}", self._config.chosen, *values)

@@ -44,7 +44,7 @@ def packed(message: Request | Event) -> bytes:
         raise EpisodeError(
             f"A {type(message).__name__.lower()} of an episode cannot be sent to another process: {error}.",
             remedy="Rows of the data, messages and tools may hold text, numbers, lists and dictionaries;"
-            " environment.processes=0 passes everything.",
+            " environment.processes=0 passes everything, unless several ranks hold a replica of the rollout together.",
         ) from error
 
 

@@ -31,10 +31,12 @@ from hybridflow.environments.interface import (
 )
 from hybridflow.environments.rows import EpisodeResult, episode_columns
 from hybridflow.environments.running import Episode, RunningEpisodes
+from hybridflow.environments.shared_stage import shared_stage
 from hybridflow.environments.stages import make_stage
 from hybridflow.environments.tool_calls import parser_of
 from hybridflow.environments.transcript import SampledTokens, Transcript
 from hybridflow.errors import DataError, EpisodeError
+from hybridflow.parallel.groups import Ranks
 
 
 class ReplySampler(Protocol):
@@ -77,8 +79,10 @@ class EpisodePlayer:
         max_response_tokens: int,
         gamma: float = 1.0,
         log: EpisodeLog | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """`log`: another player's, so that nothing is said twice, and failures count together."""
+        """`log`: another player's, so that nothing is said twice, and failures count together. `ranks`: those of the
+        engine; the ranks of a replica make the same calls, and its first rank runs the episodes."""
         self._config = config
         self._discount = gamma if config.discounts_replies else 1.0
         self._max_prompt_tokens = max_prompt_tokens
@@ -90,7 +94,8 @@ class EpisodePlayer:
             for is_chat in (False, True)
         }
         self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
-        self._stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
+        stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
+        self._stage = shared_stage(stage, ranks or Ranks.alone())
         self._log = log or EpisodeLog(config, max_response_tokens)
         self._numbers = count()
 

@@ -108,7 +108,7 @@ class ProcessStage:
     def send(self, requests: Mapping[int, Request]) -> None:
         if requests and not self._server.is_running:
             words = "%s: starting %d processes, each of which imports the environment and plays one episode at a time"
-            limit = "(at most environment.processes=%d per rollout rank; 0 is faster if steps take microseconds)"
+            limit = "(at most environment.processes=%d per rollout replica; 0 is faster if steps take microseconds)"
             logger.info(f"{words} {limit}", self._config.chosen, len(requests), self.places)
         for number, request in requests.items():
             if isinstance(request, Start):

@@ -125,7 +125,7 @@ class PartialRollouts:
                     parts.append(found)
                 if self._rows.num_steps > steps:
                     steps, stepped = self._rows.num_steps, time.monotonic()
-                elif not yields and time.monotonic() - stepped > IDLE_SECONDS:
+                elif not yields and self._on_any_rank(time.monotonic() - stepped > IDLE_SECONDS):
                     break
         found = Batch.concat(parts)
         self._running.difference_update(row_names(found))

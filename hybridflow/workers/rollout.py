@@ -75,6 +75,7 @@ class ResponseGenerator:
         self._context = context
         self._setup = setup
         ends = eos_ids(tokenizer, directory)
+        self._ranks = context.rendezvous.ranks(context.role, context.meshes["generation"])
         self.engine = make_rollout_engine(
             setup.model,
             setup.rollout,
@@ -82,7 +83,7 @@ class ResponseGenerator:
             eos_token_ids=ends,
             tokenizer=tokenizer,
             device=chosen_device(context),
-            ranks=context.rendezvous.ranks(context.role, context.meshes["generation"]),
+            ranks=self._ranks,
             reads_weights=setup.reads_weights,
         )
         sampling = setup.rollout.sampling
@@ -91,7 +92,8 @@ class ResponseGenerator:
         if setup.environment.chosen is not None:
             turns = with_chat_template(tokenizer, Data(chat_template=setup.chat_template))
             # Whole batches have a player of their own, because the stream's episodes keep their places meanwhile.
-            log = EpisodeLog(setup.environment, setup.max_response_tokens)
+            is_quiet = self._ranks.mesh.index_along(self._ranks.rank, ("pipeline", "tensor")) > 0
+            log = EpisodeLog(setup.environment, setup.max_response_tokens, is_quiet=is_quiet)
             rows = EpisodeStream(self._new_player(turns, ends, log), rows, seed=setup.seed)
             self._episodes = self._new_player(turns, ends, log), rows
         self.partial = PartialRollouts(context, rows, max_sequences=setup.rollout.max_sequences)
@@ -133,6 +135,7 @@ class ResponseGenerator:
             max_response_tokens=setup.max_response_tokens,
             gamma=setup.gamma,
             log=log,
+            ranks=self._ranks,
         )
 
     def _sampler(self, purpose: str) -> RowSampler:

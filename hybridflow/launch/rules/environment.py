@@ -88,13 +88,7 @@ def _server_problems(settings: EnvironmentSettings, *, is_coroutine: bool) -> It
 
 
 def _size_problems(config: Experiment) -> Iterator[Problem]:
-    settings, shape = config.environment, config.rollout.parallelism
-    if shape.tensor * shape.pipeline > 1:
-        yield ConfigError(
-            f"{settings.chosen} with rollout.parallelism.tensor={shape.tensor} and"
-            f" rollout.parallelism.pipeline={shape.pipeline}: each rank would play its own episodes.",
-            remedy="Use rollout.parallelism.tensor=1 and rollout.parallelism.pipeline=1.",
-        )
+    settings = config.environment
     if settings.max_turn_tokens is not None and settings.max_turn_tokens > config.data.max_response_tokens:
         yield ConfigError(
             f"environment.max_turn_tokens={settings.max_turn_tokens} is more than a whole episode may have:"

@@ -10,6 +10,7 @@ from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.environments.play import EpisodePlayer
+from hybridflow.parallel.groups import Ranks
 from hybridflow.workers.row_sampler import RowSampler
 from tests.toys import toy_model
 from tests.unit.environments.families import end_id, tokenizer_of
@@ -30,12 +31,13 @@ class Player:
         prompt_tokens: int = 40,
         tokens: int = 60,
         gamma: float = 1.0,
+        ranks: Ranks | None = None,
         **settings,
     ) -> None:
         own = name if ":" in name or (name.islower() and "_" in name) else f"{FILE}:{name}"
         config = EnvironmentSettings(name=None if "program" in settings else own, **settings)
         limits = {"max_prompt_tokens": prompt_tokens, "max_response_tokens": tokens}
-        self.player = EpisodePlayer(config, tokenizer, (END,), **limits, gamma=gamma)
+        self.player = EpisodePlayer(config, tokenizer, (END,), **limits, gamma=gamma, ranks=ranks)
         self.model = toy_model("llama")
         self.engine = TransformersEngine(self.model, max_sequences=64, eos_token_ids=(END,))
         self._sampler = RowSampler(self.engine, Sampling(), 3, tokens)

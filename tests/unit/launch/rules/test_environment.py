@@ -19,11 +19,6 @@ RUN = ("environment=guess_number", "reward.functions=environment", "trainer.tota
         (("environment=guess_numbers",), "no built-in environment", "guess_number"),
         (("environment=my.py:Maze",), "there is no file", "Name a file"),
         (("environment.settings={lowest: 1}",), "has no setting 'lowest'", "highest"),
-        (
-            ("rollout.engine=vllm", "rollout.parallelism.tensor=2", "trainer.devices=2"),
-            "its own episodes",
-            "rollout.parallelism.tensor=1",
-        ),
         (("environment.max_turn_tokens=9", "data.max_response_tokens=8"), "a whole episode", "max_response_tokens"),
         (("algorithm=grpo", "environment.credit=turn"), "reads only the return", "credit=outcome"),
         (("algorithm=grpo", "environment.credit=return_to_go"), "reads only the return", "credit=outcome"),

@@ -245,3 +245,21 @@ def test_environments_that_die_while_batches_are_generated_ahead(
     assert len([*tmp_path.glob("environment*.pid")]) > 3
     assert sum(row.get("environment/failures", 0.0) for row in rows) == 0.0
     assert not (tmp_path / "run" / FAULTS_FILE).exists()
+
+
+@pytest.mark.slow
+def test_environments_that_die_while_their_groups_are_interrupted(
+    ray_backend: Backend, command: Command, tmp_path: Path
+):
+    """Replies of theirs are being sampled, before and after new weights; the episodes start again."""
+    deaths = {"before weights": 1, "interrupted": 4}
+    words = [*partial(tmp_path), "data.max_response_tokens=128", "reward.functions=[environment]", *APART]
+    words += [f"environment.name={tmp_path}/own.py:Twice", "environment.processes=16", "environment.retries=4"]
+    words += ["environment.max_turns=2", "environment.max_turn_tokens=60"]
+    ended = run_here(command("environment", deaths, 8, *words))
+    assert_each_prompt_is_trained_on_once(tmp_path, ended, 8)
+    rows = metric_rows(tmp_path / "run")
+    assert sum(row.get("environment/retries", 0.0) for row in rows) >= 2.0
+    assert sum(row.get("environment/failures", 0.0) for row in rows) == 0.0
+    assert max(row["async/versions_per_response"] for row in rows if row["step"]) > 1.0
+    assert not (tmp_path / "run" / FAULTS_FILE).exists()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.runs import assert_refused, rows_of_run, run_here, small_run
+from tests.distributed.runs import assert_refused, rows_of_run, run_here, sample_rows, small_run
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "custom_engine.py"
 BASE = "from hybridflow.engines.rollout.custom import CustomEngine, CustomEngineSetup, Response\n"
@@ -16,6 +16,49 @@ class Engine(CustomEngine):
         sums = [str(sum(map(int, text.rstrip("=").split("+"))) * (row % 2)) for row, text in enumerate(texts)]
         rows = [self.setup.tokenizer(text)["input_ids"] + [self.setup.eos_token_ids[0]] for text in sums]
         return [Response(row, [0.0] * len(row)) for row in rows]
+"""
+WHOLE_BATCHES = """
+import torch
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.engines.rollout.memory import Released
+
+class Engine:
+    '''The interface without `submit`, `poll` and `withdraw`: every row is the digit of its place and the end.'''
+
+    def __init__(self, setup):
+        self.mesh, self.setup, self.version = setup.ranks.mesh, setup, 0
+
+    def generate(self, prompts, sampling, *, max_response_tokens, seed):
+        count, end = len(prompts), self.setup.eos_token_ids[0]
+        rows = [self.setup.tokenizer(str(row % 10))["input_ids"] + [end] for row in range(count)]
+        ids = Ragged.from_rows(rows, torch.int64)
+        zeros = ids.like(torch.zeros(len(ids.values)))
+        versions = torch.full((count,), self.version)
+        runs = torch.stack([versions, torch.zeros_like(versions)], 1)
+        return Batch.of(
+            rows={"weight_version": versions, "truncated": torch.zeros(count, dtype=torch.bool)},
+            tokens={
+                "response_ids": ids,
+                "response_mask": zeros.like(zeros.values + 1),
+                "rollout_logprobs": zeros,
+                "version_runs": Ragged.from_lengths(runs, torch.ones(count, dtype=torch.int64)),
+            },
+            meta={"temperature": sampling.temperature or 1.0},
+        )
+
+    def weight_slots(self):
+        return {}
+
+    def pause(self, *, keep_cache=False): ...
+
+    def resume(self, *, version):
+        self.version = version
+
+    def sleep(self, kept=()):
+        return Released(0, 0, 0)
+
+    def wake(self): ...
 """
 PARTIAL = "class Engine:\n    def generate(self): ...\n    weight_slots = wake = generate"
 ONE_STEP = ["algorithm=grpo", "trainer={total_steps: 2, save_every: 0}"]
@@ -49,6 +92,19 @@ def test_a_program_without_a_model_is_trained_on(tmp_path, engine):
     steps = [row for row in rows if "actor/pg_loss" in row]
     assert [row["critic/score/mean"] for row in steps] == [0.5, 0.5]
     assert steps[0]["response_length/clip_ratio"] == 0.0 and steps[0]["actor/grad_norm"] > 0
+
+
+def test_an_engine_that_only_generates_whole_batches_serves_a_synchronous_run(tmp_path, engine):
+    words = [engine(WHOLE_BATCHES), "rollout.max_logprob_difference=1000", "trainer.sample_rows=16"]
+    words += ["reward.functions=[{}/my.py:is_even]".format(tmp_path), "trainer={samples_every: 1, eval_every: 0}"]
+    with (tmp_path / "my.py").open("a") as file:
+        file.write("\ndef is_even(completions):\n    return [float(int(text) % 2 == 0) for text in completions]\n")
+    run = [*small_run(tmp_path), *ONE_STEP, *words]
+    steps = [row for row in rows_of_run(tmp_path / "run", run) if "actor/pg_loss" in row]
+    assert [row["critic/score/mean"] for row in steps] == [0.5, 0.5]
+    assert all(row["actor/grad_norm"] > 0 and row["response_length/mean"] == 2.0 for row in steps)
+    responses = [sample["response"] for sample in sample_rows(tmp_path / "run") if sample["split"] == "train"]
+    assert responses[:16] == [str(row % 10) for row in range(16)]
 
 
 @pytest.mark.parametrize(

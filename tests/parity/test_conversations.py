@@ -1,4 +1,4 @@
-"""Rows whose prompt continues another row's prompt and response draw what they draw when all is read again."""
+"""Conversations draw what plain generation draws: one turn bit for bit, later turns as if all was read again."""
 
 import random
 
@@ -7,14 +7,20 @@ import torch
 from transformers import AutoTokenizer
 
 from hybridflow.batch import Batch, Ragged
+from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED
+from hybridflow.environments.play import EpisodePlayer
+from hybridflow.workers.row_sampler import RowSampler
 from tests.parity.test_interruption import EXACT, SAMPLED
 from tests.toys import toy_model
+from tests.unit.engines.rollout.rows import responses
+from tests.unit.environments.players import FILE, prompts_of
+from tests.unit.environments.test_play import same
 
 KINDS = [RolloutKind.transformers, pytest.param(RolloutKind.vllm, marks=pytest.mark.vllm)]
 ENDS = (1, 9)
@@ -116,6 +122,18 @@ def test_turns_draw_what_they_draw_if_the_conversation_is_read_again(engine, see
 
     conversations.run(*([interrupt] if seed > 1 else []), generate)
     conversations.assert_as_if_read_again()
+
+
+def test_an_environment_of_one_turn_is_plain_generation_bit_for_bit(engine, toy_dir):
+    """With fewer places than rows."""
+    tokenizer = AutoTokenizer.from_pretrained(toy_dir("llama"))
+    prompts = prompts_of(tokenizer, ["12+34=", "7+8=", "guess:"], samples=3)
+    config = EnvironmentSettings(name=f"{FILE}:Once", max_turns=1, processes=0)
+    player = EpisodePlayer(config, tokenizer, ENDS, max_prompt_tokens=40, max_response_tokens=TOKENS)
+    found = player.play(prompts, RowSampler(engine, SAMPLED, 3, TOKENS), seed=3)
+    plain = engine.generate(prompts, SAMPLED, max_response_tokens=TOKENS, seed=3)
+    assert len({*map(tuple, responses(plain))}) > 6
+    same(found.only(plain.columns), plain)
 
 
 @pytest.mark.parametrize(("architecture", "settings"), [("llama", {}), ("mistral", {"sliding_window": 7})])

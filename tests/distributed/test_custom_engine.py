@@ -96,7 +96,7 @@ def test_a_program_without_a_model_is_trained_on(tmp_path, engine):
 
 def test_an_engine_that_only_generates_whole_batches_serves_a_synchronous_run(tmp_path, engine):
     words = [engine(WHOLE_BATCHES), "rollout.max_logprob_difference=1000", "trainer.sample_rows=16"]
-    words += ["reward.functions=[{}/my.py:is_even]".format(tmp_path), "trainer={samples_every: 1, eval_every: 0}"]
+    words += [f"reward.functions=[{tmp_path}/my.py:is_even]", "trainer={samples_every: 1, eval_every: 0}"]
     with (tmp_path / "my.py").open("a") as file:
         file.write("\ndef is_even(completions):\n    return [float(int(text) % 2 == 0) for text in completions]\n")
     run = [*small_run(tmp_path), *ONE_STEP, *words]

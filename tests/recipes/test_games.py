@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,16 @@ LEARNED = {
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("task", "algorithm"), [(task, each) for task, (own, *_) in LEARNED.items() for each in own])
-def test_the_game_is_learned(tmp_path, task, algorithm):
+def test_the_game_is_learned(tmp_path, record_property, task, algorithm):
     settings, most, optimum = LEARNED[task]
     words = [f"algorithm={algorithm}", f"task={task}", "trainer.device=cpu", *settings[algorithm]]
+    began = time.monotonic(), time.process_time()
     rows = rows_of_run(tmp_path / "run", words)
-    assert evaluation(rows)[0] < most and evaluation(rows)[-1] >= 0.9 * optimum
+    record_property("seconds", time.monotonic() - began[0])
+    record_property("cpu_seconds", time.process_time() - began[1])
+    scores = evaluation(rows)
+    record_property("scores", scores)
+    assert scores[0] < most and scores[-1] >= 0.9 * optimum
 
 
 @pytest.mark.slow

@@ -57,7 +57,12 @@ COLUMNS: dict[str, ColumnSpec] = {
     "response_ids": ColumnSpec(
         Kind.tokens, torch.int64, "response tokens, including the end-of-sequence token", "rollout.generate"
     ),
-    "response_mask": ColumnSpec(Kind.tokens, torch.float32, "1 for tokens that the policy sampled", "rollout.generate"),
+    "response_mask": ColumnSpec(
+        Kind.tokens,
+        torch.float32,
+        "1 for tokens that the policy sampled; rows without any are left out of passes, whose outputs are 0 there",
+        "rollout.generate",
+    ),
     "rollout_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability at sampling time", "rollout.generate"),
     "weight_version": ColumnSpec(
         Kind.row, torch.int64, "oldest version of the weights that sampled the response", "rollout.generate"

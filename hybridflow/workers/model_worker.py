@@ -23,8 +23,9 @@ from hybridflow.errors import CheckpointError
 from hybridflow.observability.metrics import Measure, Metrics, Reduction, merge
 from hybridflow.parallel.collectives import Together
 from hybridflow.parallel.part_records import PartWriter
+from hybridflow.workers.masked_rows import predicted, rows_with_tokens
 
-SEQUENCES = {"requires": ("prompt_ids", "response_ids"), "optional": ("fork_starts",)}
+SEQUENCES = {"requires": ("prompt_ids", "response_ids"), "optional": ("response_mask", "fork_starts")}
 """The columns of a forward pass."""
 
 STATE_FILE = "worker.json"
@@ -149,8 +150,14 @@ class ModelWorker(Worker):
         """Restores what `state` returned."""
 
     def predict(self, batch: Batch, *outputs: str, adapted: bool = True) -> Batch:
-        """The named outputs of a forward pass, as token columns; `adapted=False` disables the low-rank adapter."""
-        found = self.engine.forward(batch, outputs, temperature=self.setup.temperature, adapted=adapted)
+        """The named outputs of a forward pass, as token columns; `adapted=False` disables the low-rank adapter.
+
+        They are 0 in rows whose `response_mask` is 0, which are not computed.
+        """
+        found = predicted(
+            batch,
+            lambda rows: self.engine.forward(rows, outputs, temperature=self.setup.temperature, adapted=adapted),
+        )
         self.rest()
         return found
 
@@ -159,7 +166,9 @@ class ModelWorker(Worker):
         reports, num_ranks = [], self.ranks.mesh.axis_size("data")
         rows = minibatch_rows(batch, self.setup.minibatch_sequences)
         for minibatch in _minibatches(batch, rows, self.setup.training.epochs):
-            metrics = self.engine.train_step(*objective(minibatch), temperature=self.setup.temperature)
+            given, loss_fn = objective(minibatch)
+            counted = rows_with_tokens(given, loss_fn.masks)
+            metrics = self.engine.train_step(counted, loss_fn, temperature=self.setup.temperature)
             named = {n if "/" in n else f"{prefix}/{n}": m for n, m in metrics.items()}
             reports.append({n: _over_steps(m, num_ranks) for n, m in named.items()})
         self.rest()

@@ -111,7 +111,7 @@ def policy_objective(
             measures |= rollout_difference(columns["rollout_logprobs"], drawn_by, current)
         return Loss(value, measures)
 
-    return LossFn(("logprobs", "entropy"), loss_fn)
+    return LossFn(("logprobs", "entropy"), loss_fn, masks=("response_mask",))
 
 
 def _compared_with(algorithm: Algorithm, columns: Mapping[str, Tensor], now: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -176,7 +176,7 @@ def value_objective(algorithm: Algorithm, denominators: Denominators) -> LossFn:
             weighted["critic/vf_clipfrac"] = value_clip_fraction(values, old, returns, mask, clip=algorithm.value_clip)
         return Loss(loss, measured(weighted, mask.sum(), {"critic/vf_loss": loss}))
 
-    return LossFn(("values",), loss_fn)
+    return LossFn(("values",), loss_fn, masks=("response_mask",))
 
 
 def supervised_objective(denominators: Denominators) -> LossFn:
@@ -187,7 +187,7 @@ def supervised_objective(denominators: Denominators) -> LossFn:
         loss = aggregate(-outputs["logprobs"], mask, mode="token-mean", **vars(denominators))
         return Loss(loss, measured({}, mask.sum(), {"train/loss": loss}))
 
-    return LossFn(("logprobs",), loss_fn)
+    return LossFn(("logprobs",), loss_fn, masks=("response_mask",))
 
 
 def rollout_difference(rollout: Tensor, old: Tensor, mask: Tensor) -> Metrics:

@@ -51,7 +51,7 @@ def with_pretraining(loss_fn: LossFn, minibatch: Batch, reduce: Reduce, *, coeff
         metrics = measured({}, mask.sum(), {"actor/pretraining_loss": loss})
         return Loss(policy.value + coefficient * loss, policy.metrics | metrics)
 
-    return LossFn(loss_fn.outputs, combined)
+    return LossFn(loss_fn.outputs, combined, masks=(*loss_fn.masks, MASK))
 
 
 def _filled(texts: Batch, policy: Batch) -> Batch:

@@ -11,6 +11,7 @@ from hybridflow.controller.transfer import transfer
 from hybridflow.controller.worker import Worker, WorkerContext
 from hybridflow.engines.training.factory import make_language_engine
 from hybridflow.engines.training.interface import Part
+from hybridflow.workers.masked_rows import predicted
 from hybridflow.workers.model_worker import SEQUENCES, frozen_engine
 
 
@@ -26,7 +27,9 @@ class ReferenceWorker(Worker):
     @transfer(DATA_PARALLEL, **SEQUENCES, provides=("ref_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs`: the reference's log-probabilities of the responses, at the policy's temperature."""
-        outputs = self._engine.forward(batch, ("logprobs",), temperature=self._temperature)
+        outputs = predicted(
+            batch, lambda rows: self._engine.forward(rows, ("logprobs",), temperature=self._temperature)
+        )
         if self._is_offloaded:
             self._engine.offload(Part.parameters)
         return Batch.of(tokens={"ref_logprobs": outputs.tokens("logprobs")})

@@ -29,11 +29,13 @@ class LossFn:
         loss_fn = LossFn(("logprobs",), lambda outputs, columns: Loss(-outputs["logprobs"].sum(), {}))
 
     It is called with the outputs by name, right-padded [B, R], and the microbatch's columns (token columns
-    right-padded [B, R], row columns [B]).
+    right-padded [B, R], row columns [B]). Rows in which all columns of `masks` are 0 have no effect on it; without
+    `masks`, every row has.
     """
 
     outputs: tuple[str, ...]
     function: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Loss]
+    masks: tuple[str, ...] = ()
 
     def __call__(self, outputs: Mapping[str, Tensor], columns: Mapping[str, Tensor]) -> Loss:
         """The loss of a microbatch."""

@@ -72,6 +72,24 @@ def test_advantages_are_those_without_observations(name, kl):
         assert not outside.any(), column
 
 
+@pytest.mark.parametrize("kl", [KLPlacement.loss, KLPlacement.reward])
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_no_estimator_reads_what_models_say_of_rows_without_a_sampled_token(name, kl):
+    algorithm = Algorithm(advantage=name, gamma=0.9, lam=0.8, kl=KL(placement=kl, coefficient=0.2))
+    if name == "gdpo":
+        algorithm = Algorithm(advantage=name)
+    batch = conversations()
+    mask, lost = batch.tokens("response_mask"), torch.zeros(6, dtype=torch.bool)
+    lost[[1, 4, 5]] = True
+    is_lost = lost.repeat_interleave(mask.lengths)
+    batch = batch.with_columns(tokens={"response_mask": mask.like(mask.values.masked_fill(is_lost, 0.0))})
+    columns = {n: batch.tokens(n) for n in ("values", "old_logprobs", "ref_logprobs", "sum_pi_squared")}
+    other = batch.with_columns(tokens={n: c.like(c.values.masked_fill(is_lost, 0.0)) for n, c in columns.items()})
+    found, expected = (AdvantageEstimation(algorithm, itself).estimate(rows) for rows in (other, batch))
+    for column in expected.token_columns:
+        assert torch.equal(found.tokens(column).values, expected.tokens(column).values), column
+
+
 def policy_step(batch: Batch, algorithm: Algorithm) -> tuple[float, torch.Tensor, dict[str, float]]:
     """The loss, its gradient with respect to the log-probabilities of sampled tokens, and metrics."""
     mask = batch.tokens("response_mask")

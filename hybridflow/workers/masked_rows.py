@@ -1,0 +1,47 @@
+"""Rows without a token that counts, such as those of failed episodes and of stale groups: passes leave them out."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from hybridflow.batch import Batch, Ragged
+from hybridflow.batch.iterate import ROWS_TOGETHER
+
+
+def rows_with_tokens(batch: Batch, masks: Sequence[str]) -> Batch:
+    """The rows in which one of the mask columns has a token; of a batch without any, the first row.
+
+    That row keeps the metrics of the loss, such as a sum of 0, which are averaged over ranks.
+    """
+    counted = _counted(batch, masks)
+    if counted.all():
+        return batch
+    return batch.select(counted.nonzero().flatten()) if counted.any() else batch.slice(0, 1)
+
+
+def predicted(batch: Batch, predict: Callable[[Batch], Batch]) -> Batch:
+    """The token columns of `predict` for the rows with a token in `response_mask`, and 0 in the other rows.
+
+    All rows are predicted if the batch has no `response_mask`. Ranks without rows call `predict` too, because the ranks
+    of a sharded model must all call it.
+    """
+    counted = _counted(batch, [name for name in ("response_mask",) if name in batch])
+    if counted.all():
+        return predict(batch)
+    found, lengths = predict(batch.select(counted.nonzero().flatten())), batch.tokens("response_ids").lengths
+    places = counted.repeat_interleave(lengths)
+    return Batch.of(tokens={name: _spread(column, places, lengths) for name, column in found.token_columns.items()})
+
+
+def _counted(batch: Batch, masks: Sequence[str]) -> Tensor:
+    """Whether each row [B] has a token; all do without masks, and where several rows belong together."""
+    if not masks or batch.meta.get(ROWS_TOGETHER, 1) != 1:
+        return torch.ones(len(batch), dtype=torch.bool)
+    return torch.stack([batch.tokens(name).row_sums() for name in masks]).any(0)
+
+
+def _spread(column: Ragged, places: Tensor, lengths: Tensor) -> Ragged:
+    values = column.values.new_zeros(len(places), *column.values.shape[1:])
+    values[places] = column.values
+    return Ragged.from_lengths(values, lengths)

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from threading import Thread
 from typing import Protocol
 
 import torch
@@ -38,10 +40,12 @@ class BatchStream:
     """An endless stream of full batches from N rows.
 
     The order says which row is at position p of the stream. A batch takes rows until it is full; its `uid` count from
-    the position of its first row, and are the positions if no row is left out. The only state is the position.
+    the position of its first row, and are the positions if no row is left out. The only state is the position: a batch
+    that was prepared and not taken is read again after a restart.
 
         loader = BatchStream(table, batch_size=64, order=Epochs(len(table), seed=0, shuffle=True))
         batch = loader.next()
+        loader.prepare()                     # reads the next batch meanwhile
         loader.restore(saved_state)          # continues as if never interrupted
     """
 
@@ -57,6 +61,9 @@ class BatchStream:
         self._position = 0
         self._drawn: tuple[int, int, Batch] | None = None
         """The batch at a position, and the position after it."""
+
+        self._prepared: tuple[int, Future[tuple[int, int, Batch]]] | None = None
+        """A position, and the batch there that a thread is reading."""
 
     def __len__(self) -> int:
         """Rows per epoch."""
@@ -93,6 +100,25 @@ class BatchStream:
         self._drawn = None
         return batch
 
+    def prepare(self) -> None:
+        """Begins to read the batch that `next` will return, in a thread, unless the rows are in memory.
+
+        `next` waits for the thread, and raises the error with which it has ended.
+        """
+        is_drawn = self._drawn is not None and self._drawn[0] == self._position
+        if isinstance(self._table, Batch) or is_drawn or self._prepared is not None:
+            return
+        position, found = self._position, Future[tuple[int, int, Batch]]()
+
+        def read() -> None:
+            try:
+                found.set_result(self._read(position))
+            except Exception as error:  # noqa: BLE001 (`next` raises it)
+                found.set_exception(error)
+
+        self._prepared = position, found
+        Thread(target=read, name="read data", daemon=True).start()
+
     def peek(self) -> Batch:
         """The batch that `next` will return, without advancing."""
         return self._draw()[2]
@@ -111,17 +137,25 @@ class BatchStream:
 
     def _draw(self) -> tuple[int, int, Batch]:
         """The position, the position after the next batch, and that batch."""
+        if self._prepared is not None:
+            position, found = self._prepared
+            wait([found])
+            self._prepared = None
+            if position == self._position:
+                self._drawn = found.result()
         if self._drawn is None or self._drawn[0] != self._position:
-            start = stop = self._position
-            parts, missing = [], self._batch_size
-            while missing:
-                rows = self._order.rows(stop, stop + missing)
-                part = self._table.select(rows)
-                parts += [part] if len(part) else []
-                stop, missing = stop + missing, missing - len(part)
-            uids = torch.arange(start, start + self._batch_size)
-            self._drawn = start, stop, Batch.concat(parts).with_columns(rows={"uid": uids})
+            self._drawn = self._read(self._position)
         return self._drawn
+
+    def _read(self, start: int) -> tuple[int, int, Batch]:
+        stop, parts, missing = start, [], self._batch_size
+        while missing:
+            rows = self._order.rows(stop, stop + missing)
+            part = self._table.select(rows)
+            parts += [part] if len(part) else []
+            stop, missing = stop + missing, missing - len(part)
+        uids = torch.arange(start, start + self._batch_size)
+        return start, stop, Batch.concat(parts).with_columns(rows={"uid": uids})
 
 
 def training_stream(parts: Sequence[Batch | StreamedRows], config: Data, *, seed: int) -> BatchStream:

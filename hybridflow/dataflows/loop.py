@@ -46,13 +46,12 @@ class Loop:
         self._unlogged: dict[str, float] | None = None
         self._ahead = GroupStream(run) if run.asynchrony.partial_rollouts else Ahead(run)
         self._position = self._where_data_is()
-        self._snapshots = Snapshots(run)
+        self._snapshots, self._diagnosis = Snapshots(run), Diagnosis()
         self._left_out: list[int] = []  # steps whose first batch is left out because of a fault, as often as it occurs
         self._step_seconds: float | None = None
         self._evaluation_seconds: float | None = None
         self._abandoned, self._loses_steps, self._is_restoring, self._evaluated = "", False, False, (0, 0)
         self._has_begun = self._is_ended = False
-        self._diagnosis = Diagnosis()
         self._samples = TrainingSamples(run.trainer, run.dataflow, run.tracker, run.decode)
         self.first_evaluation: dict[str, float] = {}
         self._start = self._state()
@@ -277,6 +276,7 @@ class Loop:
         abandonable = run.stop.abandonable(run.calls.is_changing, usual_seconds=self._step_seconds)
         with run.timers.stage("step"), abandonable, failing_in(f"training step {self._step + 1}"):
             prompts = self._ahead.begin(self._step, self._left_out)
+            run.prepare_data(self._step + 1)
             yield prompts
             check_in_place(run.checkpoints.run_dir)
             accounts = self._ahead.end()

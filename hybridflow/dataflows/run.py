@@ -40,6 +40,10 @@ class Loader(BatchStream, Protocol):
         """Restores a position."""
         ...
 
+    def prepare(self) -> None:
+        """Begins to read the next batch in the background, if that takes time; the position stays the same."""
+        ...
+
 
 @dataclass(frozen=True)
 class Run:
@@ -85,6 +89,12 @@ class Run:
     after_step: AfterStep = lambda step, metrics: False
     grows: Callable[[], bool] = lambda: False
     """Called between two steps; returns whether the run should continue on more devices."""
+
+    def prepare_data(self, step: int) -> None:
+        """Begins to read the batches that the streams yield next, if the run has a step `step`, counted from 0."""
+        if step < self.trainer.total_steps:
+            for stream in self.streams.values():
+                stream.prepare()
 
 
 @dataclass(frozen=True)

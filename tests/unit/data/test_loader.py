@@ -1,3 +1,5 @@
+from threading import Event, current_thread
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -104,3 +106,68 @@ def test_the_shares_of_a_mixture_are_logged(caplog):
     caplog.set_level("INFO", logger="hybridflow")
     stream(mixture=[6.0, 2.0])
     assert "a.jsonl: 0.75 of the draws, from 5 rows, b.jsonl: 0.25 of the draws, from 3 rows" in caplog.text
+
+
+class Waiting:
+    """Twelve rows that are read once `may_read` is set, and the threads that have asked for some."""
+
+    columns = ("prompt_ids", "answer")
+
+    def __init__(self) -> None:
+        self.rows = table(12)
+        self.may_read, self.is_asked, self.readers = Event(), Event(), []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, rows: torch.Tensor) -> Batch:
+        self.readers.append(current_thread().name)
+        self.is_asked.set()
+        assert self.may_read.wait(60)
+        if 99 in rows.tolist():
+            raise DataError("row 99", remedy="none")
+        return self.rows.select(rows)
+
+
+class OneBadRow(Epochs):
+    """Row 99, which is not there, in place of the fifth."""
+
+    def rows(self, start: int, stop: int) -> torch.Tensor:
+        return torch.tensor([99 if place == 4 else place for place in super().rows(start, stop).tolist()])
+
+
+def test_a_batch_is_prepared_in_a_thread_and_counts_once_it_is_taken():
+    rows = Waiting()
+    source = BatchStream(rows, 4, Epochs(12, 0, shuffle=False))
+    source.prepare()
+    assert rows.is_asked.wait(60)  # before the batch is asked for
+    source.prepare()
+    assert source.state()["position"] == 0 and source.epoch == 0
+    rows.may_read.set()
+    assert source.next().object("answer") == [0, 1, 2, 3]
+    assert source.next().object("answer") == [4, 5, 6, 7]
+    assert rows.readers == ["read data", "MainThread"]
+    source.prepare()
+    resumed = BatchStream(rows, 4, Epochs(12, 0, shuffle=False))
+    resumed.restore(source.state())
+    assert resumed.next().object("answer") == source.next().object("answer") == [8, 9, 10, 11]
+
+
+def test_the_error_of_a_prepared_batch_is_raised_when_it_is_taken_and_by_no_other():
+    rows = Waiting()
+    rows.may_read.set()
+    source = BatchStream(rows, 4, OneBadRow(12, 0, shuffle=False))
+    source.next()
+    for _ in range(2):
+        source.prepare()
+        with pytest.raises(DataError, match="row 99"):
+            source.next()
+    source.prepare()
+    source.restore({"position": 8, "rows": 12})
+    assert source.next().object("answer") == [8, 9, 10, 11]
+
+
+def test_rows_in_memory_are_not_prepared():
+    source = loader(7, 4)
+    source.prepare()
+    assert source._prepared is None

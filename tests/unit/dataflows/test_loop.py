@@ -2,6 +2,7 @@
 
 import resource
 import signal
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hybridflow.batch import Batch
 from hybridflow.config.loop import Trainer
 from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs
@@ -77,6 +79,31 @@ def finished(toy_dir, tmp_path) -> Run:
     run = run_of(toy_dir(), tmp_path, Trainer(total_steps=5, eval_every=2, save_every=2, samples_every=2))
     Loop(run).run()
     return run
+
+
+class OnDemand:
+    """Prompts that are read when a batch needs them, and the threads that have read some."""
+
+    def __init__(self, directory: Path) -> None:
+        self._rows, self.readers = calculator_prompts(directory, 10), []
+        self.columns = self._rows.columns
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def select(self, rows: torch.Tensor) -> Batch:
+        self.readers.append(threading.current_thread().name)
+        return self._rows.select(rows)
+
+
+def test_each_step_prepares_the_batch_of_the_next_and_a_checkpoint_does_not_count_it(toy_dir, tmp_path):
+    rows = OnDemand(toy_dir())
+    run = run_of(toy_dir(), tmp_path, Trainer(total_steps=4, eval_every=0, save_every=1), evaluated=False)
+    run = replace(run, streams={"prompts": BatchStream(rows, 4, Epochs(10, 0, shuffle=True))})
+    Loop(run).run()
+    assert rows.readers == ["MainThread", *["read data"] * 3]
+    states = [run.checkpoints.open(path).driver_state() for path in run.checkpoints.paths()]
+    assert [state["streams"]["prompts"]["position"] for state in states] == [4, 8, 12, 16]
 
 
 def test_every_step_has_one_row(finished):

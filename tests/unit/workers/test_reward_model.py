@@ -36,13 +36,20 @@ def encoder(tmp_path_factory) -> Path:
 
 
 def reward_model(
-    directory: Path, policy: Path, *, role: str = "reward", microbatch_tokens: int = 20, offload=False, **settings
+    directory: Path,
+    policy: Path,
+    *,
+    role: str = "reward",
+    microbatch_tokens: int = 20,
+    offload=False,
+    shares=True,
+    **settings,
 ):
     return RewardModelWorker(
         WorkerContext(role),
         reward=Reward(model=Model(path=str(directory)), **settings),
         policy=Model(path=str(policy)),
-        training=Training(microbatch_tokens=microbatch_tokens, offload_parameters=offload),
+        training=Training(microbatch_tokens=microbatch_tokens, offload_parameters=offload, share_prefixes=shares),
     )
 
 
@@ -87,6 +94,20 @@ def test_a_sequence_classification_model_scores_as_transformers_does(decoder, to
     assert torch.equal(scored.row("rewards/model"), scored.row("scores"))
     assert torch.equal(scored.row("components"), scored.row("scores")[:, None])
     assert len(set(scored.row("scores").tolist())) == 4
+
+
+@pytest.mark.parametrize("process", [False, True], ids=["scores", "process"])
+def test_scores_are_the_same_with_shared_prefixes_and_without(decoder, toy_dir, process):
+    batch = answered(toy_dir(), ["12+34+56+78="] * 3 + ["12+34+56+70="])
+    shared, apart = (
+        reward_model(decoder, toy_dir(), microbatch_tokens=1000, shares=shares, process=process).score(batch)
+        for shares in (True, False)
+    )
+    assert not torch.equal(shared.row("scores"), apart.row("scores")), "the prefixes were not shared"
+    torch.testing.assert_close(shared.row("scores"), apart.row("scores"), atol=1e-5, rtol=1e-5)
+    if process:
+        found, expected = (scored.tokens("token_scores").values for scored in (shared, apart))
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.config.user_code import described, ending_forks, load_member, named_parameters
-from hybridflow.environments.adapters.factory import adapter_of
+from hybridflow.environments.adapters.factory import OWN_SETTINGS, adapter_of
 from hybridflow.environments.adapters.interface import Adapter, methods_of
 from hybridflow.environments.built_in.factory import BUILT_IN
 from hybridflow.environments.built_in.tools import Tools
@@ -113,7 +113,10 @@ def _of_tools(found: Sequence[object], name: str) -> LoadedEnvironment:
 
 
 def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
-    """The class of what a function returns for `environment.settings`, such as `gem.make`."""
+    """The class of what a function returns for `environment.settings`, such as `gem.make`.
+
+    Settings that an adapter reads itself, such as the number of seats, may not be parameters of the function.
+    """
     parameters = named_parameters(found)
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in config.settings]
     if missing:
@@ -124,7 +127,13 @@ def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
             " environment.",
         )
     environment = LoadedEnvironment(found, is_coroutine=False, takes_seed=False, is_trusted=False)
-    return type(made(environment, config))
+    fewer = {name: value for name, value in config.settings.items() if name not in OWN_SETTINGS}
+    try:
+        return type(made(environment, config))
+    except ConfigError:
+        if len(fewer) == len(config.settings):
+            raise
+        return type(made(environment, replace(config, settings=fewer)))
 
 
 def _of_another_system(

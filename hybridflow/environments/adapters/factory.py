@@ -13,6 +13,10 @@ ADAPTERS = (VERIFIERS, VERL_TOOL, VERL_AGENT_LOOP, TEXTARENA, SKYRL_GYM, TRL, GY
 """TextArena has methods of Gymnasium's names, and comes before it."""
 
 
+OWN_SETTINGS = frozenset(name for adapter in ADAPTERS for name in adapter.own_settings)
+"""With which a function that returns an environment may not be called."""
+
+
 def adapter_of(kind: type) -> Adapter | None:
     """The adapter that recognizes a class; None for hybridflow's own interface, and for anything else."""
     methods = methods_of(kind)

@@ -26,6 +26,9 @@ class Adapter:
     needs_info: bool = False
     """Its episodes use `Model.info`."""
 
+    own_settings: tuple[str, ...] = ()
+    """Names in `environment.settings` that the episode reads itself, and with which nothing is made."""
+
 
 def wrapped_by(environment: Callable[..., object]) -> Callable[[Make], Callable[..., object]]:
     """The `adapted` of an adapter whose environments are `environment(make, settings)`."""

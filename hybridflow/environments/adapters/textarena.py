@@ -32,10 +32,13 @@ async def play_game(game: _Game, model: Model, row: Mapping[str, object], *, see
         game.reset(num_players=num_players, seed=seed)
         while not is_done:
             player, observation = game.get_observation()
-            text = _text(observation, player)
             seen.setdefault(player, _opening(row))
-            seen[player].append({"role": "user", "content": _new_part(shown.get(player, ""), text)})
-            shown[player] = text
+            if isinstance(observation, str):
+                text = _new_part(shown.get(player, ""), observation)
+                shown[player] = observation
+            else:
+                text = _text(observation, player)
+            seen[player].append({"role": "user", "content": text})
             reply = await model.reply(seen[player], trained=player == learner)
             seen[player].append(reply.message)
             is_done, _ = game.step(reply.text)
@@ -68,9 +71,7 @@ def _opening(row: Mapping[str, object]) -> list[Message]:
 
 
 def _text(observation: object, player: int) -> str:
-    """An observation as text: wrapped games give text, others triples of sender (-1: the game), text and type."""
-    if isinstance(observation, str):
-        return observation
+    """A list of new messages as text: triples of sender (-1: the game), text and type, without the player's own."""
     assert isinstance(observation, list), f"an observation of type {type(observation)}"
     return "\n".join(
         text if sender == -1 else f"[Player {sender}] {text}" for sender, text, *_ in observation if sender != player
@@ -78,8 +79,8 @@ def _text(observation: object, player: int) -> str:
 
 
 def _new_part(before: str, text: str) -> str:
-    """The text after the previous observation, since wrapped games repeat everything so far."""
-    return text[len(before) :].lstrip("\n") if before and text.startswith(before) else text
+    """The text of a wrapped game after the previous one, if it repeats everything so far and adds to it."""
+    return text[len(before) :].lstrip("\n") if before and text != before and text.startswith(before) else text
 
 
 def _recognizes(methods: Methods) -> bool:
@@ -96,4 +97,4 @@ def _adapted(make: Make) -> Callable[..., object]:
     return episode
 
 
-TEXTARENA = Adapter("a game of TextArena", _recognizes, _adapted, is_coroutine=True)
+TEXTARENA = Adapter("a game of TextArena", _recognizes, _adapted, is_coroutine=True, own_settings=("num_players",))

@@ -172,4 +172,6 @@ def _adapted(make: Make) -> Callable[..., object]:
     return episode
 
 
-VERIFIERS = Adapter("a task set of verifiers (Taskset)", _recognizes, _adapted, is_coroutine=True)
+VERIFIERS = Adapter(
+    "a task set of verifiers (Taskset)", _recognizes, _adapted, is_coroutine=True, own_settings=("taskset", "agent")
+)

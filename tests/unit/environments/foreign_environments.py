@@ -147,6 +147,20 @@ class Repeats(Duel):
         return {0: "failed"} if "fail" in self.named.values() else {0: 0.25}, {}
 
 
+class News(Repeats):
+    """The same as messages, of which each turn has only the new ones."""
+
+    def get_observation(self):
+        return 0, [(0, "what it did", "PLAYER_ACTION"), (-1, "Guess again.", "GAME_MESSAGE")]
+
+
+class Board(Repeats):
+    """As a wrapper that shows the prompt and the board."""
+
+    def get_observation(self):
+        return 0, "The board has not changed."
+
+
 class Scores(Duel):
     """Gives what the setting says as the reward of each seat and as information of it, and prints when it is closed."""
 
@@ -176,6 +190,11 @@ class Trio(Duel):
 
     def close(self):
         return {0: 1.0, 1: 0.0, 2: 0.0}, {}
+
+
+def make_game(env_id: str, **settings):
+    """As `textarena.make`, which does not take the number of seats."""
+    return {"duel": Duel}[env_id](**settings)
 
 
 class GradesAnswers:

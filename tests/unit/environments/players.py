@@ -66,18 +66,21 @@ class Player:
 
 
 class Parrot:
-    """A model that gives the same reply to everything, with the tokenizer of a family."""
+    """A model that gives these replies, and the last of them to everything after it, with the tokenizer of a family."""
 
-    def __init__(self, family: str, reply: str = "fine") -> None:
+    def __init__(self, family: str, *replies: str) -> None:
         self.tokenizer, self.end = tokenizer_of(family), end_id(family)
         self.prompts: list[str] = []
-        self._ids = [*self.tokenizer.encode(reply, add_special_tokens=False), self.end]
+        self.replies = [
+            [*self.tokenizer.encode(reply, add_special_tokens=False), self.end] for reply in replies or ("fine",)
+        ]
         self._sampled: list[Batch] = []
 
-    def play(self, prompts: Batch, **settings) -> Batch:
+    def play(self, prompts: Batch, *, model_type: str | None = None, **settings) -> Batch:
         """The episodes of an environment."""
+        limits = {"max_prompt_tokens": 900, "max_response_tokens": 900}
         player = EpisodePlayer(
-            EnvironmentSettings(**settings), self.tokenizer, (self.end,), max_prompt_tokens=900, max_response_tokens=900
+            EnvironmentSettings(**settings), self.tokenizer, (self.end,), **limits, model_type=model_type
         )
         try:
             return prompts.join(player.play(prompts, self, seed=0))
@@ -85,17 +88,18 @@ class Parrot:
             player.close()
 
     def submit(self, rows: Batch, *, max_tokens: int) -> None:
-        assert len(self._ids) <= max_tokens
-        count = len(rows)
+        ids, count = self.replies[0], len(rows)
+        del self.replies[: len(self.replies) > 1]
+        assert len(ids) <= max_tokens
         self.prompts += [str(self.tokenizer.decode(ids)) for ids in rows.tokens("prompt_ids").rows()]
         replies = Batch.of(
             rows={"weight_version": torch.full((count,), 7), "truncated": torch.zeros(count, dtype=torch.bool)},
             tokens={
-                "response_ids": Ragged.from_rows([self._ids] * count, torch.int64),
+                "response_ids": Ragged.from_rows([ids] * count, torch.int64),
                 "version_runs": Ragged.from_lengths(
                     torch.tensor([[7, 0]] * count), torch.ones(count, dtype=torch.int64)
                 ),
-                "rollout_logprobs": Ragged.from_rows([[-1.0] * len(self._ids)] * count, torch.float32),
+                "rollout_logprobs": Ragged.from_rows([[-1.0] * len(ids)] * count, torch.float32),
             },
         )
         self._sampled.append(rows.only(["uid", "sample_index"]).join(replies))

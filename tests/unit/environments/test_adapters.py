@@ -1,8 +1,6 @@
-"""Environments and tools of other systems, recognized by their methods; real ones where they are installed."""
+"""Environments and tools in the forms of other systems, recognized by their methods."""
 
 import asyncio
-import importlib
-import json
 import sys
 from pathlib import Path
 
@@ -11,14 +9,13 @@ import pytest
 
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.episodes import run_episode
-from hybridflow.environments.interface import Ask, Failed, Finished, Model, Over, Reply, Start
+from hybridflow.environments.interface import Ask, Failed, Finished, Model, Reply, Start
 from hybridflow.environments.loading import load_environment
-from hybridflow.environments.tool_calls import hermes_calls
 from hybridflow.errors import ConfigError
 from tests.unit.environments import foreign_verifiers
+from tests.unit.environments.played import FOREIGN, Played, call
 from tests.unit.environments.players import Parrot, conversations
 
-FILE = Path(__file__).with_name("foreign_environments.py")
 SCHEMA = {
     "type": "function",
     "function": {
@@ -31,40 +28,6 @@ SCHEMA = {
         },
     },
 }
-
-
-class Played:
-    """An episode with known replies: what was asked, and how it ended."""
-
-    def __init__(self, name: str, replies: list[str], *, seed: int = 0, prompt: object = None, **row: object) -> None:
-        settings = row.pop("settings", {})
-        own = f"{FILE}:{name}" if ":" not in name and "." not in name else name
-        config = EnvironmentSettings(name=own, settings=dict(settings))
-        self.asked: list[Ask] = []
-        left = iter(replies)
-
-        async def exchange(ask: Ask) -> Reply | Over:
-            self.asked.append(Ask([*ask.messages], ask.tools, ask.is_trained))
-            text = next(left, None)
-            if text is None:
-                return Over("max_turns")
-            return Reply(text, {"role": "assistant", "content": text}, hermes_calls(text) if ask.tools else [])
-
-        row["prompt"] = prompt or [{"role": "user", "content": "Begin."}]
-        self.ended = asyncio.run(run_episode(load_environment(config), config, Start(row, seed), Model(exchange)))
-
-    @property
-    def finished(self) -> Finished:
-        assert isinstance(self.ended, Finished), self.ended
-        return self.ended
-
-    def shown(self, turn: int) -> list[str]:
-        """The texts of the messages of a turn."""
-        return [str(message["content"]) for message in self.asked[turn].messages]
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @pytest.mark.parametrize(
@@ -82,13 +45,13 @@ def call(name: str, **arguments: object) -> str:
     ],
 )
 def test_the_kind_is_recognized(name, kind, settings):
-    found = load_environment(EnvironmentSettings(name=f"{FILE}:{name}", settings=settings))
+    found = load_environment(EnvironmentSettings(name=f"{FOREIGN}:{name}", settings=settings))
     assert (found.kind, found.is_trusted) == (kind, False)
 
 
 @pytest.mark.parametrize("name", ["Echo", "Once", "AsyncEcho", "Adds"])
 def test_environments_of_hybridflow_are_not_taken_for_others(name):
-    found = load_environment(EnvironmentSettings(name=f"{FILE.with_name('toy_environments.py')}:{name}"))
+    found = load_environment(EnvironmentSettings(name=f"{FOREIGN.with_name('toy_environments.py')}:{name}"))
     assert found.kind is None
 
 
@@ -104,7 +67,7 @@ def test_environments_of_hybridflow_are_not_taken_for_others(name):
 )
 def test_what_cannot_be_run_is_an_error_with_a_remedy(name, settings, found):
     with pytest.raises(ConfigError) as error:
-        load_environment(EnvironmentSettings(name=f"{FILE}:{name}", settings=settings))
+        load_environment(EnvironmentSettings(name=f"{FOREIGN}:{name}", settings=settings))
     assert found in error.value.message and error.value.remedy
 
 
@@ -161,8 +124,9 @@ def test_a_list_of_tools():
 
 
 @pytest.mark.parametrize(("seed", "reward"), [(0, -1.0), (1, 1.0)])
-def test_textarena_in_self_play(seed, reward):
-    found = Played("Duel", ["3", "8"], seed=seed, settings={"num_players": 2})
+@pytest.mark.parametrize(("name", "settings"), [("Duel", {}), ("make_game", {"env_id": "duel"})])
+def test_textarena_in_self_play(name, settings, seed, reward):
+    found = Played(name, ["3", "8"], seed=seed, settings={"num_players": 2, **settings})
     assert found.finished.rewards[-1] == reward and found.finished.info["seat"] == seed
     assert [ask.is_trained for ask in found.asked] == [seed == 0, seed == 1]
     assert found.shown(0) == ["Name a number.\n[Player 1] (hidden)"]
@@ -174,6 +138,11 @@ def test_textarena_shows_only_what_is_new_and_refuses_a_reward_that_is_text():
     assert found.shown(1) == ["Guess.", "1", "1 is wrong."]
     failed = Played("Repeats", ["1", "fail"]).ended
     assert isinstance(failed, Failed) and "'failed'" in failed.reason
+
+
+@pytest.mark.parametrize(("name", "text"), [("News", "Guess again."), ("Board", "The board has not changed.")])
+def test_textarena_shows_what_happens_again(name, text):
+    assert Played(name, ["1", "2"]).last_shown == [text, text]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +165,7 @@ def test_a_game_of_textarena_is_closed_once_however_it_ends(capsys, replies):
 
 def test_opponents_that_share_a_transcript_do_not_end_a_game_of_three_early():
     prompts = conversations(["Play."])
-    settings = {"name": f"{FILE}:Trio", "processes": 0, "settings": {"num_players": 3}, "max_turns": 18}
+    settings = {"name": f"{FOREIGN}:Trio", "processes": 0, "settings": {"num_players": 3}, "max_turns": 18}
     found = Parrot("qwen2_5").play(prompts, **settings, max_turn_tokens=9)
     assert found.row("turns").tolist() == [18.0] and not found.row("truncated").any()
     assert found.meta["environment/limited/max_response_tokens"] == 0.0
@@ -276,83 +245,3 @@ def test_a_setting_that_a_task_set_of_verifiers_lacks_is_refused_before_the_run(
 def test_an_agent_of_verifiers_that_fails_at_a_limit_gets_no_reward(stand_in):
     found = Played(SUMS, [], task=0, settings={"agent": {"max_turns": 1}})
     assert found.finished.info == {"over": "max_turns"}
-
-
-def _real(module: str) -> None:
-    """Skips if a package is not installed; the forms above cover the same code."""
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        pytest.skip(str(error))
-
-
-def test_a_real_game_of_textarena():
-    _real("textarena")
-    found = Played("textarena.make", ["[3]", "[10]"], settings={"env_id": "GuessTheNumber-v0"}, seed=3)
-    assert isinstance(found.ended, Finished | Failed) and "number" in found.shown(0)[0]
-
-
-def test_a_real_task_set_of_verifiers(tmp_path):
-    _real("verifiers.v1")
-    (tmp_path / "sums.py").write_text(
-        "import verifiers.v1 as vf\n"
-        "class Data(vf.TaskData):\n"
-        "    answer: str = ''\n"
-        "class Sum(vf.Task[Data]):\n"
-        "    @vf.reward\n"
-        "    async def correct(self, trace: vf.Trace) -> float:\n"
-        "        return float(trace.last_reply == self.data.answer)\n"
-        "class Config(vf.TasksetConfig):\n"
-        "    highest: int = 3\n"
-        "class Sums(vf.Taskset[Sum, Config]):\n"
-        "    def load(self):\n"
-        "        for number in range(self.config.highest):\n"
-        "            yield Sum(Data(prompt=f'{number}+{number}=', answer=str(2 * number)), self.config.task)\n"
-    )
-    name = f"{tmp_path}/sums.py:Sums"
-    found = Played(name, ["8"], task=4, settings={"taskset": {"highest": 5}})
-    assert found.finished.rewards == [1.0] and found.shown(0) == ["4+4="]
-    assert found.finished.info == {"correct": 1.0}
-    failed = Played(name, ["8"], task=4).ended
-    assert isinstance(failed, Failed) and "has 3 tasks" in failed.reason
-
-
-def test_a_real_environment_of_gem():
-    _real("gem")
-    replies = [f"\\boxed{{{number}}}" for number in range(1, 11)]
-    name = "gem.envs.game_env.guess_the_number.GuessTheNumberEnv"
-    found = Played(name, replies, settings={"max_number": 10, "max_turns": 10}, seed=3)
-    assert found.finished.rewards[-1] == 1.0 and len(found.asked) > 1
-    assert "Guess The Number" in found.shown(0)[0] and "higher" in found.shown(1)[-1]
-
-
-def test_a_real_environment_of_gymnasium_has_no_text():
-    _real("gymnasium")
-    failed = Played("gymnasium.make", ["1"], settings={"id": "FrozenLake-v1"}).ended
-    assert isinstance(failed, Failed) and "not text or messages" in failed.reason
-
-
-def test_a_real_environment_of_skyrl_gym():
-    _real("skyrl_gym")
-    name = "skyrl_gym.envs.gsm8k.multi_turn_env.GSM8kMultiTurnEnv"
-    row = {"reward_spec": {"ground_truth": "24"}, "extra_info": {"max_turns": 3}}
-    found = Played(name, ["I guess\n#### 5", "#### 24"], **row)
-    assert found.finished.rewards == [pytest.approx(0.2 / 3), 1.0] and "step-by-step" in found.shown(1)[-1]
-
-
-def test_a_real_tool_of_verl(tmp_path):
-    _real("verl.tools.base_tool")
-    source = (
-        "from verl.tools.base_tool import BaseTool\nfrom verl.tools.schemas import ToolResponse\n"
-        "class Length(BaseTool):\n"
-        "    async def execute(self, instance_id, parameters, **kwargs):\n"
-        "        self.found = len(parameters['answer'])\n"
-        "        return ToolResponse(text=str(self.found)), 0.5, {}\n"
-        "    async def calc_reward(self, instance_id, **kwargs):\n"
-        "        return float(self.found)\n"
-    )
-    (tmp_path / "tool.py").write_text(source)
-    settings = {"config": {}, "tool_schema": SCHEMA}
-    found = Played(f"{tmp_path}/tool.py:Length", [call("grade", answer="abc"), "3"], settings=settings)
-    assert found.finished.rewards == [0.5, 3.0] and found.shown(1)[-1] == "3"
-    assert found.asked[0].tools[0]["function"]["name"] == "grade"

@@ -31,7 +31,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
-from hybridflow.environments.interface import Event, Request
+from hybridflow.environments.interface import Event, ModelInfo, Request
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.environments.running import environment_seed
 from hybridflow.environments.stages import Stage
@@ -92,7 +92,7 @@ class Player(EpisodePlayer):
             max_turns=TURNS,
             max_turn_tokens=TURN_TOKENS,
         )
-        super().__init__(config, tokenizer, (1,), max_prompt_tokens=16, max_response_tokens=200)
+        super().__init__(config, ModelInfo(tokenizer, 16, 200, TURNS), (1,))
         if has_barrier:
             self._stage = BarrierStage(self._stage)
         self._sampler = BarrierSampler if has_barrier else RowSampler

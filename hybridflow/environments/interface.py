@@ -147,6 +147,8 @@ class ModelInfo:
     max_prompt_tokens: int
     max_response_tokens: int
     max_turns: int
+    model_type: str | None = None
+    """`model_type` in the model's config.json."""
 
 
 class EpisodeOver(Exception):

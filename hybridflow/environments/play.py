@@ -7,7 +7,6 @@ from math import inf
 from typing import Protocol
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.batch.episode_counts import COUNTED, CUT_CALLS, DEADLINE, LIMITED, SPECIAL_TOKENS
@@ -65,18 +64,16 @@ class EpisodePlayer:
     `end_ids` are the tokens that end a reply. Failed episodes count against `environment.error_budget` for the life of
     the player; beyond it, `play` raises `EpisodeError`.
 
-        player = EpisodePlayer(config.environment, tokenizer, end_ids, max_prompt_tokens=64, max_response_tokens=128)
+        player = EpisodePlayer(config.environment, ModelInfo(tokenizer, 64, 128, config.environment.max_turns), end_ids)
         batch = batch.join(player.play(batch, sampler, seed=0))
     """
 
     def __init__(
         self,
         config: EnvironmentSettings,
-        tokenizer: PreTrainedTokenizerBase,
+        info: ModelInfo,
         end_ids: tuple[int, ...],
         *,
-        max_prompt_tokens: int,
-        max_response_tokens: int,
         gamma: float = 1.0,
         log: EpisodeLog | None = None,
         ranks: Ranks | None = None,
@@ -85,18 +82,18 @@ class EpisodePlayer:
         engine; the ranks of a replica make the same calls, and its first rank runs the episodes."""
         self._config = config
         self._discount = gamma if config.discounts_replies else 1.0
-        self._max_prompt_tokens = max_prompt_tokens
-        self._max_response_tokens = max_response_tokens
-        self._max_turn_tokens = config.max_turn_tokens or max(1, max_response_tokens // config.max_turns)
-        self._max_tokens = max(max_prompt_tokens, max_response_tokens)
+        self._max_prompt_tokens = info.max_prompt_tokens
+        self._max_response_tokens = info.max_response_tokens
+        self._max_turn_tokens = config.max_turn_tokens or max(1, info.max_response_tokens // config.max_turns)
+        self._max_tokens = max(info.max_prompt_tokens, info.max_response_tokens)
         self._formats = {
-            is_chat: ConversationFormat(tokenizer, end_ids, is_chat=is_chat, max_tokens=self._max_tokens)
+            is_chat: ConversationFormat(info.tokenizer, end_ids, is_chat=is_chat, max_tokens=self._max_tokens)
             for is_chat in (False, True)
         }
-        self._calls_in = parser_of(tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None)
-        stage = make_stage(config, ModelInfo(tokenizer, max_prompt_tokens, max_response_tokens, config.max_turns))
-        self._stage = shared_stage(stage, ranks or Ranks.alone())
-        self._log = log or EpisodeLog(config, max_response_tokens)
+        template = info.tokenizer.chat_template
+        self._calls_in = parser_of(template if isinstance(template, str) else None)
+        self._stage = shared_stage(make_stage(config, info), ranks or Ranks.alone())
+        self._log = log or EpisodeLog(config, info.max_response_tokens)
         self._numbers = count()
 
     def close(self) -> None:

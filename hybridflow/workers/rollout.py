@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from hybridflow.batch import Batch
 from hybridflow.config.data import Data
 from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.config.json_text import read_json_object
 from hybridflow.config.model import Model
 from hybridflow.config.rollout import Rollout
 from hybridflow.controller.protocols import BROADCAST, EACH_REPLICA, GENERATION
@@ -21,6 +22,7 @@ from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.training.factory import tokenizer_directory
 from hybridflow.environments.episode_log import EpisodeLog
 from hybridflow.environments.episode_stream import EpisodeStream
+from hybridflow.environments.interface import ModelInfo
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.models.loading import resolve_model_path
 from hybridflow.models.tokenizers import eos_ids, load_tokenizer
@@ -87,6 +89,7 @@ class ResponseGenerator:
             reads_weights=setup.reads_weights,
         )
         sampling = setup.rollout.sampling
+        self._model_type = read_json_object(directory / "config.json").get("model_type")
         self._episodes: tuple[EpisodePlayer, EpisodeStream] | None = None
         rows = self._sampler("train")
         if setup.environment.chosen is not None:
@@ -127,16 +130,14 @@ class ResponseGenerator:
 
     def _new_player(self, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], log: EpisodeLog) -> EpisodePlayer:
         setup = self._setup
-        return EpisodePlayer(
-            setup.environment,
+        info = ModelInfo(
             tokenizer,
-            ends,
-            max_prompt_tokens=setup.max_prompt_tokens,
-            max_response_tokens=setup.max_response_tokens,
-            gamma=setup.gamma,
-            log=log,
-            ranks=self._ranks,
+            setup.max_prompt_tokens,
+            setup.max_response_tokens,
+            setup.environment.max_turns,
+            self._model_type,
         )
+        return EpisodePlayer(setup.environment, info, ends, gamma=setup.gamma, log=log, ranks=self._ranks)
 
     def _sampler(self, purpose: str) -> RowSampler:
         """The engine with the settings of a purpose; an evaluation has a seed of its own, so that two of them differ

@@ -14,6 +14,7 @@ from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED
+from hybridflow.environments.interface import ModelInfo
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.workers.row_sampler import RowSampler
 from tests.parity.test_interruption import EXACT, SAMPLED
@@ -129,7 +130,7 @@ def test_an_environment_of_one_turn_is_plain_generation_bit_for_bit(engine, toy_
     tokenizer = AutoTokenizer.from_pretrained(toy_dir("llama"))
     prompts = prompts_of(tokenizer, ["12+34=", "7+8=", "guess:"], samples=3)
     config = EnvironmentSettings(name=f"{FILE}:Once", max_turns=1, processes=0)
-    player = EpisodePlayer(config, tokenizer, ENDS, max_prompt_tokens=40, max_response_tokens=TOKENS)
+    player = EpisodePlayer(config, ModelInfo(tokenizer, 40, TOKENS, max_turns=1), ENDS)
     found = player.play(prompts, RowSampler(engine, SAMPLED, 3, TOKENS), seed=3)
     plain = engine.generate(prompts, SAMPLED, max_response_tokens=TOKENS, seed=3)
     assert len({*map(tuple, responses(plain))}) > 6

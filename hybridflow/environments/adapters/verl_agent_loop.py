@@ -166,6 +166,7 @@ def _adapted(make: Make) -> Callable[..., object]:
             "processor": None,
             "dataset_cls": object,
             "data_config": SimpleNamespace(config=own["data"]),
+            "hf_model_type": model.info.model_type,
         }
         loop: _Loop = make(**{**accepted(make, given), **settings})  # pyright: ignore[reportAssignmentType]
         prompt = row["prompt"]

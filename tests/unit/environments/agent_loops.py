@@ -7,7 +7,9 @@ from uuid import uuid4
 class AgentLoopBase:
     """With the arguments of verl's class of this name."""
 
-    def __init__(self, trainer_config, server_manager, tokenizer, processor, dataset_cls, data_config, **kwargs):
+    def __init__(
+        self, trainer_config, server_manager, tokenizer, processor, dataset_cls, data_config, hf_model_type, **kwargs
+    ):
         self.config = trainer_config.config
         self.rollout_config = self.config.actor_rollout_ref.rollout
         self.server_manager, self.tokenizer, self.processor = server_manager, tokenizer, processor

@@ -9,6 +9,7 @@ from hybridflow.batch import Batch, Ragged
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.config.rollout import Sampling
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
+from hybridflow.environments.interface import ModelInfo
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.parallel.groups import Ranks
 from hybridflow.workers.row_sampler import RowSampler
@@ -36,8 +37,8 @@ class Player:
     ) -> None:
         own = name if ":" in name or (name.islower() and "_" in name) else f"{FILE}:{name}"
         config = EnvironmentSettings(name=None if "program" in settings else own, **settings)
-        limits = {"max_prompt_tokens": prompt_tokens, "max_response_tokens": tokens}
-        self.player = EpisodePlayer(config, tokenizer, (END,), **limits, gamma=gamma, ranks=ranks)
+        info = ModelInfo(tokenizer, prompt_tokens, tokens, config.max_turns)
+        self.player = EpisodePlayer(config, info, (END,), gamma=gamma, ranks=ranks)
         self.model = toy_model("llama")
         self.engine = TransformersEngine(self.model, max_sequences=64, eos_token_ids=(END,))
         self._sampler = RowSampler(self.engine, Sampling(), 3, tokens)
@@ -78,10 +79,8 @@ class Parrot:
 
     def play(self, prompts: Batch, *, model_type: str | None = None, **settings) -> Batch:
         """The episodes of an environment."""
-        limits = {"max_prompt_tokens": 900, "max_response_tokens": 900}
-        player = EpisodePlayer(
-            EnvironmentSettings(**settings), self.tokenizer, (self.end,), **limits, model_type=model_type
-        )
+        config = EnvironmentSettings(**settings)
+        player = EpisodePlayer(config, ModelInfo(self.tokenizer, 900, 900, config.max_turns, model_type), (self.end,))
         try:
             return prompts.join(player.play(prompts, self, seed=0))
         finally:

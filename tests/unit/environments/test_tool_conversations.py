@@ -5,6 +5,7 @@ import torch
 
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.environment import EnvironmentSettings
+from hybridflow.environments.interface import ModelInfo
 from hybridflow.environments.play import EpisodePlayer
 from tests.unit.environments.families import end_id, tokenizer_of
 from tests.unit.environments.players import FILE
@@ -53,7 +54,7 @@ def played(model: Recited, environment: str = f"{FILE}:Adds", processes: int = 0
 
 def played_with(settings: EnvironmentSettings, model: Recited) -> Batch:
     """One episode of the prompt 12+12?."""
-    player = EpisodePlayer(settings, model.tokenizer, (model.end,), max_prompt_tokens=1000, max_response_tokens=1500)
+    player = EpisodePlayer(settings, ModelInfo(model.tokenizer, 1000, 1500, settings.max_turns), (model.end,))
     prompt = [{"role": "user", "content": "12+12?"}]
     batch = Batch.of(
         rows={"uid": torch.tensor([0]), "sample_index": torch.tensor([0])},

@@ -78,8 +78,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that share Ray come first: they take one worker longest. Tests whose extra is not installed are skipped."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Files that share Ray come first: they take one worker longest. Tests whose extra is not installed are skipped.
+
+    So are tests of another library's environments, unless they are what was asked for (`-m library`).
+    """
     items.sort(key=lambda item: not shares_ray(item.path))
     for item in items:
         for mark, package in ABSENT.items():
@@ -87,3 +90,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(
                     pytest.mark.skip(reason=f"{package} is not installed (the extra '{mark.replace('_', '-')}')")
                 )
+        for mark in () if config.option.markexpr == "library" else item.iter_markers("library"):
+            if find_spec(mark.args[0]) is None:
+                item.add_marker(pytest.mark.skip(reason=f"{mark.args[0]} is not installed (make adapters)"))

@@ -1,12 +1,10 @@
 """Agent loops of verl: what is trained on consists of what was sampled, with its log-probabilities."""
 
-from copy import copy
 from pathlib import Path
 
 import pytest
 import torch
 
-from hybridflow.batch import Batch
 from hybridflow.config.environment import EnvironmentSettings
 from hybridflow.environments.loading import load_environment
 from hybridflow.errors import EpisodeError
@@ -123,26 +121,3 @@ def test_the_configuration_has_verl_s_names_and_what_is_given(tokenizer):
     settings = {"config": {"actor_rollout_ref": {"rollout": {"response_length": 3}}}}
     cut = played(tokenizer, "TwoTurns", settings=settings)
     assert max(map(len, rows(cut, "response_ids"))) == 3
-
-
-@pytest.mark.parametrize("module", ["single_turn_agent_loop.SingleTurnAgentLoop", "tool_agent_loop.ToolAgentLoop"])
-def test_a_real_agent_loop_of_verl(tokenizer, tmp_path, module):
-    pytest.importorskip("verl.experimental.agent_loop.agent_loop", exc_type=ImportError)
-    file, _, kind = module.partition(".")
-    (tmp_path / "loop.py").write_text(f"from verl.experimental.agent_loop.{file} import {kind}\n")
-    chat = copy(tokenizer)
-    chat.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    prompts = prompts_of(tokenizer, TEXTS, kind=["a", "a"])
-    chats = Batch.of(
-        rows=prompts.row_columns,
-        tokens=prompts.token_columns,
-        objects=prompts.objects | {"prompt": [[{"role": "user", "content": text}] for text in TEXTS]},
-    )
-    name = f"{tmp_path}/loop.py:{kind}"
-    with Player(chat, name, max_turns=2, max_turn_tokens=8, processes=1, step_seconds=300.0) as player:
-        found = player.play(chats)
-    for row, text in enumerate(TEXTS):
-        prompt = tokenizer.encode(text, add_special_tokens=False)
-        assert found.tokens("prompt_ids").row(row).tolist() == prompt
-        mask, logprobs = (found.tokens(column).row(row) for column in ("response_mask", "rollout_logprobs"))
-        assert mask.all() and 0 < len(mask) <= 8 and (logprobs < 0).all()

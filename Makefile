@@ -27,7 +27,7 @@ SUITES  := $(wildcard tests/distributed tests/faults tests/recipes tests/attacks
 PYTEST  := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-full check format bench peers docs clean distclean
+.PHONY: help quickstart test test-full check format bench peers adapters docs clean distclean
 
 help:
 	@echo "make quickstart   install the core and train the built-in model by PPO (ARGS=\"...\" adds overrides)"
@@ -37,6 +37,8 @@ help:
 	@echo "make format       format the code and apply safe lint fixes"
 	@echo "make peers        build the environments of verl and TRL, and compute with their functions the numbers"
 	@echo "                  with which tests/parity/test_peers.py compares ours"
+	@echo "make adapters     build an environment with the libraries whose environments we adapt (verl, TRL, TextArena, ...),"
+	@echo "                  over ours, and run the tests with their objects"
 	@echo "make bench        measure costs, compared with verl and TRL"
 	@echo "make docs         build the documentation into site/"
 	@echo "make clean        remove caches and build products (distclean: the virtual environments too)"
@@ -75,6 +77,12 @@ peers:
 	@for peer in $(PEERS); do PYTHON="$(PYTHON)" benchmarks/peers/build.sh $$peer || exit 1; done
 	@for peer in $(filter trl verl,$(PEERS)); do .peers/$$peer/bin/python -W ignore \
 	  benchmarks/peers/$${peer}_functions.py tests/parity/peers/$$peer.json || exit 1; done
+	@$(if $(filter verl,$(PEERS)),.peers/verl/bin/python -W ignore \
+	  benchmarks/peers/verl_tokens.py tests/parity/peers/verl_tokens.json)
+
+adapters: $(VENV)/.dev
+	@PYTHON=$(BIN)/python PIP_FLAGS="$(PIP_FLAGS)" benchmarks/peers/build.sh adapters
+	@OMP_NUM_THREADS=1 .peers/adapters/bin/python -m pytest -q -m library tests/unit/environments $(ARGS)
 
 docs: $(VENV)/.docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -42,7 +42,7 @@ FAMILIES = {
             "append",
             f"<{_BAR}begin{_LOW}of{_LOW}sentence{_BAR}>",
         ),
-        Family("gemma4", "<turn|>", "bridge", "<bos>", ("<|turn>",), r"'\n'"),
+        Family("gemma4", "<turn|>", "bridge", "<bos>", ("<|turn>", "<|tool_response>"), r"'\n'"),
         Family("lfm2", "<|im_end|>", "bridge", "<|startoftext|>", _IM[:1], r"'\n'"),
         Family("smollm2", "<|im_end|>", "bridge", "<|im_start|>", (), r"'\n'"),
         Family("chatml", "<|im_end|>", "bridge", None, _IM, r"'\n'"),

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 import torch
 from torch import Tensor
@@ -25,7 +25,15 @@ from hybridflow.parallel.collectives import Together
 from hybridflow.parallel.part_records import PartWriter
 from hybridflow.workers.masked_rows import predicted, rows_with_tokens
 
-SEQUENCES = {"requires": ("prompt_ids", "response_ids"), "optional": ("response_mask", "fork_starts")}
+
+class Columns(TypedDict):
+    """The columns that a method receives, as arguments of `transfer`."""
+
+    requires: tuple[str, ...]
+    optional: tuple[str, ...]
+
+
+SEQUENCES: Columns = {"requires": ("prompt_ids", "response_ids"), "optional": ("response_mask", "fork_starts")}
 """The columns of a forward pass."""
 
 STATE_FILE = "worker.json"

@@ -73,10 +73,10 @@ def test_a_streamed_run_that_is_stopped_and_resumed_gives_the_rows_of_one_in_mem
     whole = reproducible(rows_of_run(tmp_path / "whole", words, command=command))
     streamed = [*words, STREAMING, f"trainer.run_dir={tmp_path}/run"]
     checked = NUM_ROWS * (2 if "data.difficulty_key=level" in more else 1) + HELD_OUT
-    (tmp_path / "trap").write_text(str(checked + 3 * BATCH + 1))  # while step 3 runs and the next batch is read
+    (tmp_path / "trap").write_text(str(checked + 3 * BATCH + 1))  # while a step runs and the next batch is read
     ended = run_here(streamed, command=command)
     assert ended.status == 143 and "saved step" in ended.words, ended.said
-    assert steps_of(tmp_path / "run")[-1] == 3
+    assert 0 < steps_of(tmp_path / "run")[-1] < 4
     (tmp_path / "trap").unlink()
     run_well(streamed, command=command)
     assert reproducible(metric_rows(tmp_path / "run")) == whole

@@ -48,9 +48,10 @@ class PFPPO(PPO):
 
         batch = self.critic.advantages(batch)
         chosen = self.resampled(batch)
-        metrics = wait(self.critic.update(ungrouped(chosen)), self.actor.update(ungrouped(chosen)))
+        estimated, improved = self.critic.update(ungrouped(chosen)), self.actor.update(ungrouped(chosen))
+        wait(improved)
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(batch) | resampling_metrics(chosen)
+        return wait(estimated, improved) | self.observe(batch) | resampling_metrics(chosen)
 
     def resampled(self, batch: BatchRef) -> BatchRef:
         """Rows drawn by their scores; the draws depend only on the run's seed and the step."""

@@ -24,12 +24,17 @@ class PPO(Dataflow):
         return self.reward.score(batch)
 
     def learn(self, batch: BatchRef) -> Metrics:
+        """Publishes the weights when the actor's update has ended, which need not wait for the critic's.
+
+        If that fails afterwards, the step is repeated from the restored models, whose weights are published first.
+        """
         values = self.critic.values(batch)
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
         batch = batch.join(values, *old, *reference)
 
         batch = self.critic.advantages(batch)
-        metrics = wait(self.critic.update(batch), self.actor.update(batch))
+        estimated, improved = self.critic.update(batch), self.actor.update(batch)
+        wait(improved)
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(batch)
+        return wait(estimated, improved) | self.observe(batch)

@@ -20,6 +20,7 @@ class PPOPtx(PPO):
 
         batch = self.critic.advantages(batch)
         texts = self.streams["pretraining"].next()
-        metrics = wait(self.critic.update(batch), self.actor.update(batch, texts))
+        estimated, improved = self.critic.update(batch), self.actor.update(batch, texts)
+        wait(improved)
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(batch)
+        return wait(estimated, improved) | self.observe(batch)

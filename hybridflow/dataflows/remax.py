@@ -20,14 +20,15 @@ class ReMax(Dataflow):
 
     def collect(self, prompts: Batch) -> BatchRef:
         batch = self.rollout.generate(prompts.repeat(self.samples_per_prompt))
+        scored = self.reward.score(batch)
         greedy = self.rollout.generate(prompts.repeat(1), purpose="greedy")
-        return self.reward.score(batch).with_companions(greedy=self.reward.score(greedy))
+        return scored.with_companions(greedy=self.reward.score(greedy))
 
     def learn(self, batch: BatchRef) -> Metrics:
-        greedy_scores = batch.companions["greedy"].row("scores")
-        baselines = Batch.of(rows={"baselines": greedy_scores.repeat_interleave(self.samples_per_prompt)})
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []
+        greedy_scores = batch.companions["greedy"].row("scores")  # waits for them
+        baselines = Batch.of(rows={"baselines": greedy_scores.repeat_interleave(self.samples_per_prompt)})
         batch = batch.join(baselines, *old, *reference)
 
         batch = self.actor.advantages(batch)

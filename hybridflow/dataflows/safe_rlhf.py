@@ -71,9 +71,11 @@ class SafeRLHF(PPO):
         batch, costs = self.critic.advantages(batch), self.cost_critic.advantages(costs)
         self.multiplier = self.multiplier_after(float(costs.row("scores").mean()))
         batch = self.actor.combine_advantages(batch, costs, self.multiplier)
-        metrics = wait(self.critic.update(batch), self.cost_critic.update(costs), self.actor.update(batch))
+        estimated = self.critic.update(batch), self.cost_critic.update(costs)
+        improved = self.actor.update(batch)
+        wait(improved)
         self.actor.publish_weights(version=self.iteration + 1)
-        return metrics | self.observe(batch) | self.cost_metrics(costs)
+        return wait(*estimated, improved) | self.observe(batch) | self.cost_metrics(costs)
 
     def multiplier_after(self, mean_cost: float) -> float:
         """The multiplier after a step on the mean cost of a batch."""

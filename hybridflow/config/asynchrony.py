@@ -39,8 +39,9 @@ class Asynchrony(Section):
     versions old, so raise both numbers together."""
 
     partial_rollouts: bool = False
-    """Groups (a prompt and its samples) that finish first are trained on first, and the others continue with the new
-    weights. false: a step waits for its whole batch, which is generated with the same weights."""
+    """Groups (a prompt and its samples) that finish first are scored and trained on first, and the others continue with
+    the new weights; with max_staleness=0, a step waits for all of its groups. false: a step waits for its whole batch,
+    which is generated with the same weights."""
 
     when_stale: WhenStale = WhenStale.wait
     """With partial_rollouts, `wait`: a step waits for groups that would be too old for the next one. `drop`: groups

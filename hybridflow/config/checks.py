@@ -8,7 +8,7 @@ from dataclasses import replace
 from hybridflow.config.algorithm import Correction, CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.asynchrony import asynchrony_errors
 from hybridflow.config.choices import AGGREGATIONS, KL_ESTIMATORS, is_own
-from hybridflow.config.derived import is_evaluated, is_of_cpus, num_devices, pooled_devices
+from hybridflow.config.derived import CPUS, MAIN, is_evaluated, is_of_cpus, num_devices, placed_roles, pooled_devices
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.faults import KINDS
 from hybridflow.config.guards import GuardAction
@@ -367,13 +367,13 @@ def _bound_errors(correction: Correction) -> Iterator[ConfigError]:
 def placement_errors(config: Experiment) -> Iterator[ConfigError]:
     """Roles must be in pools that exist, and the pools must use exactly the run's devices."""
     pools = config.placement.pools
-    asked = dict(config.placement.roles) | {n: r.pool for n, r in config.roles.items() if r.pool is not None}
-    for role, pool in asked.items():
-        if pool not in pools:
+    known = [*pools] or [MAIN, CPUS]
+    for role, pool in placed_roles(config).items():
+        if pool not in known:
             key = f"placement.roles.{role}" if role in config.placement.roles else f"roles.{role}.pool"
             yield ConfigError(
                 f"{key}={pool}: there is no such pool.",
-                remedy=f"Pools: {', '.join(pools) or 'none'}. Add one with placement.pools.{pool}.devices=1.",
+                remedy=f"Pools: {', '.join(known)}. Add one with placement.pools.{pool}.devices=1.",
                 key=key,
             )
     total = pooled_devices(config)

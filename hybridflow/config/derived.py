@@ -10,6 +10,9 @@ from hybridflow.config.placement import Device, Parallelism, ParallelismKind, Pl
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import MICROBATCH_TOKENS, Training, TrainingEngine
 
+MAIN, CPUS = "main", "cpus"
+"""The pools of a configuration that defines none: all devices, and as many CPU processes, if a role is placed there."""
+
 
 def divisors(number: int) -> list[int]:
     """All divisors of a positive number, in order."""
@@ -38,9 +41,14 @@ def num_devices(config: Experiment) -> int:
 
 
 def pool_sizes(config: Experiment) -> dict[str, int]:
-    """Number of devices per pool; a single pool with all devices if the configuration defines none."""
+    """Number of devices per pool; `MAIN`, and `CPUS` if a role is placed there, if the configuration defines none."""
     named = {name: pool.devices for name, pool in config.placement.pools.items()}
-    return named or {"main": num_devices(config)}
+    return named or dict.fromkeys([MAIN, *({CPUS} & {*placed_roles(config).values()})], num_devices(config))
+
+
+def placed_roles(config: Experiment) -> dict[str, str]:
+    """The pool of each role for which the configuration names one."""
+    return dict(config.placement.roles) | {n: role.pool for n, role in config.roles.items() if role.pool is not None}
 
 
 def pooled_devices(config: Experiment) -> int:
@@ -50,7 +58,8 @@ def pooled_devices(config: Experiment) -> int:
 
 def is_of_cpus(config: Experiment, pool: str) -> bool:
     """Whether a pool has CPUs that are not among the run's devices."""
-    return pool in config.placement.pools and config.placement.pools[pool].device is Device.cpu
+    pools = config.placement.pools
+    return pools[pool].device is Device.cpu if pool in pools else not pools and pool == CPUS
 
 
 def copies_weights(config: Experiment) -> bool:
@@ -60,10 +69,8 @@ def copies_weights(config: Experiment) -> bool:
 
 def pool_of(config: Experiment, role: str) -> str:
     """The pool of a role: the configured one or the first; the rollout defaults to the actor's."""
-    if role in config.roles and config.roles[role].pool is not None:
-        return str(config.roles[role].pool)
     fallback = pool_of(config, "actor") if role == "rollout" else next(iter(pool_sizes(config)))
-    return config.placement.roles.get(role) or fallback
+    return placed_roles(config).get(role) or fallback
 
 
 def is_critic(config: Experiment, role: str) -> bool:

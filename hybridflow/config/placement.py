@@ -66,7 +66,10 @@ class Placement(Section):
     """Pools by name."""
 
     roles: dict[str, str] = field(default_factory=dict)
-    """The pool of each role; roles that are not listed use the first pool, and the rollout uses the actor's."""
+    """The pool of each role; roles that are not listed use the first pool, and the rollout uses the actor's. Without
+    `pools`, the pools are `main` (all devices) and `cpus` (as many CPU processes), where reward functions that may be
+    slow run by default on Ray, so that scoring overlaps with other calls (`placement.roles.reward=main`: with the
+    actor)."""
 
 
 @dataclass

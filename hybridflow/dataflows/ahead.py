@@ -147,7 +147,7 @@ class Ahead:
         if state.get("draws"):
             raise CheckpointError(
                 "The checkpoint has single groups of the next batches (asynchrony.partial_rollouts=true).",
-                remedy="Resume with asynchrony.partial_rollouts=true and asynchrony.max_staleness of 1 or more.",
+                remedy="Resume with asynchrony.partial_rollouts=true.",
             )
         now = self._stream.state()
         self._queue = [self._restored(entry) for entry in state.get("batches", [])]

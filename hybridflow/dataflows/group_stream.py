@@ -207,7 +207,7 @@ class GroupStream:
     @property
     def is_alone(self) -> bool:
         """Whether only the groups of the current step are generated, so that a fault is not another step's."""
-        return self._step < self._alone_until
+        return not self.depth or self._step < self._alone_until
 
     def after_fault(self) -> None:
         """All groups must be generated again, those of each step in the step itself, until the run has passed them."""

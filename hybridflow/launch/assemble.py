@@ -107,11 +107,13 @@ def assemble(
 
 def _options(plan: RunPlan, stop: Stop) -> BackendOptions:
     config, trainer = plan.config, plan.config.trainer
+    on_cpus = {pool: size for pool, size in plan.pools.items() if is_of_cpus(config, pool)}
     return BackendOptions(
         devices=trainer.devices,
         nodes=trainer.nodes,
         device=plan.device,
-        cpu_devices=sum(size for pool, size in plan.pools.items() if is_of_cpus(config, pool)),
+        cpu_devices=sum(on_cpus.values()),
+        function_devices=sum(size for pool, size in on_cpus.items() if plan.has_only_functions(pool)),
         threads=trainer.threads,
         start_timeout_seconds=trainer.start_timeout_seconds,
         hang_timeout_seconds=trainer.hang_timeout_seconds,

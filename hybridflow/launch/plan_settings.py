@@ -23,18 +23,18 @@ def placement_settings(plan: RunPlan, pools: Mapping[str, tuple[tuple[str, ...],
     """The pools and the pool of every role, given the roles and the devices of each pool; other roles follow the actor.
 
     If generation runs ahead, reward functions follow the rollout: in the actor's pool, they would wait for generation
-    in turn with the updates. Devices that the plan leaves idle are not used by the run. Pools that the user has given
-    remain as they are.
+    in turn with the updates. Devices that the plan leaves idle are not used by the run. A placement that is given
+    remains as it is.
     """
-    if plan.config.placement.kind is PlacementKind.given and plan.config.placement.pools:
-        return _devices_of_run(plan, pooled_devices(plan.config))
+    used = sum(devices for _, devices in pools.values())
+    if plan.config.placement.kind is PlacementKind.given:
+        return _devices_of_run(plan, pooled_devices(plan.config) or used)
     pool_of = {role: name for name, (roles, _) in pools.items() for role in roles}
     main = pool_of.get(ACTOR) or next(iter(pools))
     roles = [role.name for role in plan.roles]
     if plan.config.asynchrony.depth and ROLLOUT in pool_of:
         functions = [role.name for role in plan.roles if role.reward is not None and role.name not in pool_of]
         pool_of |= dict.fromkeys(functions, pool_of[ROLLOUT])
-    used = sum(devices for _, devices in pools.values())
     return {
         "placement.pools": {name: Pool(devices=devices) for name, (_, devices) in pools.items()},
         "placement.roles": {role: pool_of.get(role, main) for role in [*roles, *pool_of]},

@@ -64,6 +64,7 @@ def resource_pools(plan: RunPlan) -> dict[str, ResourcePool]:
             size,
             device=plan.device_of(name),
             resource=given[name].resource if name in given else None,
+            has_only_functions=plan.has_only_functions(name),
             block=_block([role for role in plan.roles if role.pool == name]),
         )
         for name, size in plan.pools.items()

@@ -28,7 +28,7 @@ class BoundReward:
     """A function and how to call it.
 
     `setting` is the entry of reward.functions without secrets, `label` the short name in metrics. `is_trusted`: the
-    function is fast and cannot crash, so it needs no process of its own.
+    function cannot hang or crash, so it needs no process of its own.
     """
 
     setting: str

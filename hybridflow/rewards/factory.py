@@ -22,7 +22,10 @@ class BuiltIn:
 
     make: Callable[..., Function]
     is_trusted: bool = True
-    """It is fast and cannot crash, so it needs no process of its own."""
+    """It cannot hang or crash, so it needs no process of its own."""
+
+    starts_programs: bool = False
+    """It runs programs and waits for them."""
 
     needs_answer: bool = False
     """It compares a response with the answer in its row, and scores nothing without one."""
@@ -43,6 +46,12 @@ def row_checks(functions: Sequence[str]) -> list[RowCheck]:
     """The checks of data rows that the built-in ones among these functions need."""
     checks = [BUILT_IN[name].row_check for name in functions if name in BUILT_IN]
     return [check for check in checks if check is not None]
+
+
+def may_be_slow(functions: Sequence[str]) -> bool:
+    """Whether scoring may take long: some function is not built in, needs a process of its own, or runs programs."""
+    built_in = [BUILT_IN.get(name) for name in functions]
+    return any(found is None or not found.is_trusted or found.starts_programs for found in built_in)
 
 
 def all_need_answers(reward: Reward) -> bool:
@@ -90,6 +99,6 @@ BUILT_IN: Mapping[str, BuiltIn] = {
     "format": BuiltIn(FormatReward, is_trusted=False),
     "length": BuiltIn(_length),
     "overlong": BuiltIn(_overlong),
-    "code_tests": BuiltIn(CodeTestsReward, row_check=check_row),
+    "code_tests": BuiltIn(CodeTestsReward, starts_programs=True, row_check=check_row),
     "reasoning_gym": BuiltIn(ReasoningGymReward, is_trusted=False),
 }

@@ -8,6 +8,7 @@ import pytest
 
 from hybridflow.controller import Backend
 from hybridflow.dataflows.schedule import recorded_steps
+from hybridflow.observability.trace import STEP, read_trace
 from tests.distributed.runs import (
     assert_refused,
     metric_rows,
@@ -245,3 +246,16 @@ def test_a_schedule_that_cannot_be_repeated_is_refused(tmp_path: Path):
     line = {"step": 1, "yielded": [], "trained": [0]}
     (tmp_path / "first" / "schedule.jsonl").write_text(json.dumps(line) + "\n")
     assert_refused(run_here(settings), "has 1 steps, and this run trainer.total_steps=5", "trainer.total_steps=1")
+
+
+def test_without_staleness_groups_are_scored_as_they_finish_and_the_run_is_the_synchronous_one(tmp_path: Path):
+    (tmp_path / "own.py").write_text(ENGINE)
+    settings = [*settings_of(tmp_path), f"rollout.engine={tmp_path}/own.py:Tailed", "asynchrony.max_staleness=0"]
+    found = reproducible(rows_of_run(tmp_path / "early", settings))
+    expected = reproducible(rows_of_run(tmp_path / "whole", [*settings, "asynchrony.partial_rollouts=false"]))
+    assert [{name: row[name] for name in other} for row, other in zip(found, expected, strict=True)] == expected
+    assert {row["async/staleness/max"] for row in found if row["step"]} == {0.0}
+    for step in (section for section in read_trace(tmp_path / "early") if section.what == STEP):
+        scored = [span for span in step.spans if span.name == "reward.score"]
+        generated = [span for span in step.spans if span.name == "rollout.advance" and span.start < scored[-1].start]
+        assert scored[0].start < generated[-1].start, "the first groups are scored before the last ones have finished"

@@ -8,7 +8,7 @@ import pytest
 from hybridflow.controller import Backend
 from hybridflow.observability.calls import Section, Span
 from hybridflow.observability.trace import STEP, read_trace
-from tests.distributed.runs import metric_rows, rows_of_run, run_well, small_run
+from tests.distributed.runs import metric_rows, reproducible, rows_of_run, run_well, small_run
 
 PPO_CALLS = {
     "rollout.generate", "reward.score", "reference.logprobs", "critic.values", "actor.logprobs", "critic.advantages",
@@ -77,6 +77,25 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
     assert min(overlaps) > 0.0, overlaps
     # On a busy machine, what lies between calls may take longer than the overlap in some steps.
     assert max(saved) > 0.0, saved
+
+
+@pytest.mark.ray
+def test_slow_reward_functions_overlap_with_other_calls_by_default_and_the_run_is_the_same(
+    tmp_path: Path, ray_backend: Backend
+):
+    (tmp_path / "slow.py").write_text(PONDERING.replace("2.5", "0.5"))
+    settings = [*small_run(tmp_path), f"reward.functions=[{tmp_path}/slow.py:ponder]", WITH_REFERENCE]
+    settings += ["trainer={backend: ray, total_steps: 2, eval_every: 0, save_every: 0}"]
+    found = rows_of_run(tmp_path / "run", settings)
+    for step in steps_of(tmp_path / "run"):
+        assert step.pools == {"main": 1, "cpus": 1}
+        score = only(step, "reward.score")
+        for other in (only(step, name) for name in ("reference.logprobs", "critic.values", "actor.logprobs")):
+            assert (score.pool, other.pool) == ("cpus", "main")
+            assert min(score.end, other.end) > max(score.start, other.start), other.name
+    together = rows_of_run(tmp_path / "together", [*settings, "placement.roles.reward=main"])
+    assert {pool for step in steps_of(tmp_path / "together") for pool in step.pools} == {"main"}
+    assert reproducible(found) == reproducible(together)
 
 
 @pytest.mark.slow  # the quick case of the same rule: tests/distributed/test_partial_rollouts.py

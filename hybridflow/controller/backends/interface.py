@@ -91,6 +91,9 @@ class BackendOptions:
     cpu_devices: int = 0
     """Devices of pools of CPUs, in addition to `devices`."""
 
+    function_devices: int = 0
+    """Those of `cpu_devices` that only call reward functions, so that the others need not leave them processors."""
+
     threads: int | None = None
     start_timeout_seconds: float = START_TIMEOUT_SECONDS
     hang_timeout_seconds: float = 20.0

@@ -11,9 +11,12 @@ import torch
 
 from hybridflow.config.algorithm import CorrectionLevel, KLPlacement, OldLogprobs
 from hybridflow.config.derived import (
+    CPUS,
+    MAIN,
     is_of_cpus,
     num_devices,
     optimizer_steps_per_step,
+    placed_roles,
     pool_of,
     run_dir,
     training_of,
@@ -23,14 +26,15 @@ from hybridflow.config.fields import AUTO
 from hybridflow.config.loop import BackendKind, Trainer
 from hybridflow.config.model import Dtype, Model
 from hybridflow.config.paths import user_path
-from hybridflow.config.placement import Device
+from hybridflow.config.placement import Device, PlacementKind
 from hybridflow.config.reward import Reward
 from hybridflow.config.rollout import DEFAULT_SEQUENCES, Rollout, RolloutKind
 from hybridflow.config.section import Section, sealed, sections_of
 from hybridflow.config.training import MICROBATCH_TOKENS, Training
 from hybridflow.controller.backends import check_cluster, joined_gpus, joined_node_devices
 from hybridflow.controller.backends.interface import RAY_ADDRESS
-from hybridflow.dataflows.interface import Dataflow, learns_from_samples
+from hybridflow.dataflows.interface import Dataflow, learns_from_samples, role_needs
+from hybridflow.dataflows.roles import FrozenModel, Scorer, ValueFunction
 from hybridflow.elastic.checkpoint import CheckpointStore, saved_config
 from hybridflow.elastic.compatibility import is_other_run
 from hybridflow.elastic.remote import remote_checkpoints
@@ -38,8 +42,9 @@ from hybridflow.engines.traits import TRAINING_ENGINES, rollout_traits
 from hybridflow.errors import ResourceError
 from hybridflow.launch.compose.compose import Composed
 from hybridflow.launch.plan.dataflow import NamedFunctions
-from hybridflow.launch.plan.roles import backend_kind, policy_model
+from hybridflow.launch.plan.roles import backend_kind, is_wanted, policy_model
 from hybridflow.observability.formatting import counted
+from hybridflow.rewards.factory import may_be_slow
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +227,35 @@ def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *,
         became = "no separate forward pass; the update uses the log-probabilities of its own forward pass"
     logger.info("%s=auto: %s", key, became)
     return replace(composed, origins={**composed.origins, key: f"{composed.origins[key]}; resolved to: {became}"})
+
+
+def with_rewards_apart(
+    composed: Composed, dataflow: type[Dataflow], settings: object, *, wants_old_logprobs: bool
+) -> Composed:
+    """The same run with roles of slow reward functions in the pool `CPUS` by default, where their calls overlap.
+
+    So it is on Ray, if the user places nothing, and if a step has calls that need no scores. `settings` are the
+    dataflow's.
+    """
+    config, asynchrony = composed.config, composed.config.asynchrony
+    is_placed = config.placement.kind is not PlacementKind.given or config.placement.pools
+    if is_placed or backend_kind(config) is not BackendKind.ray or not learns_from_samples(dataflow):
+        return composed
+    needs = {n: need for n, need in role_needs(dataflow).items() if is_wanted(config, dataflow, settings, n, need)}
+    has_others = any(need.kind in (ValueFunction, FrozenModel) for need in needs.values())
+    if not (has_others or wants_old_logprobs or asynchrony.depth or asynchrony.partial_rollouts):
+        return composed
+    rewards = {n: config.roles.get(n, config.reward) for n, need in needs.items() if need.kind is Scorer}
+    slow = [n for n, reward in rewards.items() if reward.model.path is None and may_be_slow(reward.functions)]
+    apart = [name for name in slow if name not in placed_roles(config)]
+    if not apart:
+        return composed
+    logger.info(
+        "placement.roles.%s=%s: reward functions that may be slow have processes of their own (%s: those of the actor)",
+        apart[0], CPUS, MAIN,
+    )  # fmt: skip
+    roles = dict(config.placement.roles) | dict.fromkeys(apart, CPUS)
+    return with_values(composed, {"placement.roles": roles}, "device")
 
 
 def wants_old_logprobs(config: Experiment, functions: NamedFunctions) -> bool:

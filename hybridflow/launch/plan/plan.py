@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from hybridflow.config.derived import is_evaluated, is_of_cpus, max_sequence_tokens, pool_sizes, run_dir
+from hybridflow.config.derived import CPUS, is_evaluated, is_of_cpus, max_sequence_tokens, pool_sizes, run_dir
 from hybridflow.config.experiment import Experiment
 from hybridflow.config.loop import BackendKind
 from hybridflow.config.model import Model
@@ -22,12 +22,14 @@ from hybridflow.launch.plan.defaults import (
     with_all_devices,
     with_device_defaults,
     with_old_logprobs_explained,
+    with_rewards_apart,
     with_schedule_steps,
     with_stale_logprobs,
 )
 from hybridflow.launch.plan.roles import ACTOR, RoleSpec, backend_kind, plan_roles, policy_model
 from hybridflow.models.geometry import ModelGeometry, read_geometry
 from hybridflow.models.loading import resolve_model_path
+from hybridflow.workers.reward_function import RewardFunctionRole
 
 
 class Models:
@@ -103,6 +105,12 @@ class RunPlan:
         """The devices of a pool: `cpu` or `cuda`."""
         return "cpu" if is_of_cpus(self.config, pool) else self.device
 
+    def has_only_functions(self, pool: str) -> bool:
+        """Whether it is the pool `CPUS` of a configuration that defines no pools, and no role in it has a model."""
+        own = [role for role in self.roles if role.pool == pool]
+        is_implied = pool == CPUS and not self.config.placement.pools
+        return is_implied and all(isinstance(role.arguments, RewardFunctionRole) for role in own)
+
     @property
     def only_generates(self) -> bool:
         """Whether the run samples responses that are neither scored nor trained on: `hybridflow generate`."""
@@ -145,6 +153,8 @@ def plan_run(
     config = composed.config
     functions = named_functions(config, dataflow, problems)
     wants = wants_old_logprobs(config, functions)
+    composed = with_rewards_apart(composed, dataflow, settings, wants_old_logprobs=wants)
+    config = composed.config
     roles = tuple(plan_roles(config, dataflow, settings, has_layouts=has_layouts))
     return RunPlan(
         composed=with_old_logprobs_explained(composed, dataflow, wants=wants),

@@ -57,26 +57,29 @@ def asynchrony_problems(plan: RunPlan) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def staleness_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:
-    """Why a run cannot learn from older samples; `key` is the setting that asks for it."""
+def staleness_problems(plan: RunPlan, what: str) -> Iterator[ConfigError]:
+    """Why a run cannot learn from older samples; `what` is the setting that asks for it."""
+    undivided = [*division_problems(plan, what, key="asynchrony.max_staleness")]
+    yield from undivided or _loss_problems(plan, what)
+
+
+def division_problems(plan: RunPlan, what: str, *, key: str) -> Iterator[ConfigError]:
+    """Why samples cannot be collected apart from the rest of a step, as `what`, the setting at `key`, asks."""
     config, dataflow = plan.config, plan.dataflow
     if not learns_from_samples(dataflow):
         yield ConfigError(
-            f"{key}: dataflow={config.dataflow} does not learn from samples of a rollout, so nothing can be generated"
+            f"{what}: dataflow={config.dataflow} does not learn from samples of a rollout, so nothing can be generated"
             " ahead.",
             remedy="Leave asynchrony out.",
-            key="asynchrony.max_staleness",
+            key=key,
         )
-        return
-    if not is_in_halves(dataflow):
+    elif not is_in_halves(dataflow):
         yield ConfigError(
-            f"{key}: dataflow={config.dataflow} has its own step, so it is unknown which part of it may be called"
+            f"{what}: dataflow={config.dataflow} has its own step, so it is unknown which part of it may be called"
             " ahead.",
-            remedy=f"Divide the step into 'collect(self, prompts)' and 'learn(self, batch)', or {_SYNCHRONOUS}.",
-            key="asynchrony.max_staleness",
+            remedy="Divide the step into 'collect(self, prompts)' and 'learn(self, batch)', or leave asynchrony out.",
+            key=key,
         )
-        return
-    yield from _loss_problems(plan, key)
 
 
 def interpolation_problems(plan: RunPlan) -> Iterator[ConfigError]:

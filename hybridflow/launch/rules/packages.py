@@ -39,7 +39,8 @@ def _checks(config: Experiment) -> Iterator[tuple[str, Callable[[], None]]]:
     if config.trainer.backend is BackendKind.ray:
         yield "trainer.backend=ray", partial(check_installed, "ray")
     elif config.trainer.backend is BackendKind.auto and sum(pool_sizes(config).values()) > 1:
-        wanted = f"trainer.devices={num_devices(config)}" if num_devices(config) > 1 else "placement.pools"
+        further = "placement.pools" if config.placement.pools else "placement.roles"
+        wanted = f"trainer.devices={num_devices(config)}" if num_devices(config) > 1 else further
         yield wanted, partial(check_installed, "ray")
     if (rollout := config.rollout.engine) is not None:
         yield f"rollout.engine={rollout}", rollout_traits(rollout).check_installed

@@ -12,6 +12,7 @@ from hybridflow.engines.rollout.custom import CustomEngine, custom_engine
 from hybridflow.environments.stages import runs_in_processes
 from hybridflow.errors import Advice, ConfigError, Problem
 from hybridflow.launch.plan.plan import RunPlan
+from hybridflow.launch.rules.asynchrony import division_problems
 
 _PARTIAL = "asynchrony.partial_rollouts=true"
 
@@ -22,13 +23,8 @@ def partial_rollout_problems(plan: RunPlan) -> Iterator[Problem]:
     if not config.asynchrony.partial_rollouts:
         yield from _filter_problems(plan)
         return
-    if not config.asynchrony.max_staleness:
-        yield ConfigError(
-            f"{_PARTIAL} with asynchrony.max_staleness=0: a response that continues with new weights has older tokens.",
-            remedy="Set asynchrony.max_staleness to 1 or more, or leave asynchrony.partial_rollouts out.",
-            key="asynchrony.partial_rollouts",
-            among=["asynchrony.max_staleness", "asynchrony.partial_rollouts"],
-        )
+    if not config.asynchrony.max_staleness:  # otherwise one of the rules on older samples
+        yield from division_problems(plan, _PARTIAL, key="asynchrony.partial_rollouts")
     yield from _engine_problems(config)
     deadline, longest = config.asynchrony.deadline_tokens, config.data.max_response_tokens
     if deadline is not None and deadline >= longest:
@@ -63,7 +59,7 @@ def _filter_problems(plan: RunPlan) -> Iterator[Advice]:
         return
     yield Advice(
         f"{plan.dataflow.__name__}.filter_out has no effect: asynchrony.partial_rollouts=false trains on all groups.",
-        remedy="Set asynchrony.partial_rollouts=true and asynchrony.max_staleness of 1 or more, or remove filter_out.",
+        remedy="Set asynchrony.partial_rollouts=true, or remove filter_out.",
     )
 
 

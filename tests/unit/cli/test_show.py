@@ -43,7 +43,7 @@ def test_without_arguments_ppo_is_drawn(capsys):
     assert shown.startswith("ppo")
     assert re.search(r"5 +5 critic.advantages +takes uid . response_mask rollout_logprobs \(1\)", shown)
     assert "adds  rewards advantages returns" in shown
-    assert re.search(r"8 +8 actor.publish_weights +after 7\n", shown)
+    assert re.search(r"8 +8 actor.publish_weights +after 7 *\n", shown)
     assert "would run concurrently: 2 3 4; 6 7" in " ".join(shown.split())
     assert "Not used in this configuration: reference" in shown
     assert max(map(len, shown.splitlines())) <= 80

@@ -54,7 +54,8 @@ class RayBackend:
 
     def __init__(self, options: BackendOptions) -> None:
         self._while_waiting = options.while_waiting
-        self._threads = options.threads or max(1, (os.cpu_count() or 1) // (options.devices + options.cpu_devices))
+        computing = options.devices + options.cpu_devices - options.function_devices
+        self._threads = options.threads or max(1, (os.cpu_count() or 1) // computing)
         self._start_timeout_seconds = options.start_timeout_seconds
         self._room_timeout_seconds = options.room_timeout_seconds
         self._device = options.device

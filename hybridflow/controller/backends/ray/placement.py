@@ -162,7 +162,8 @@ class Request:
 
     def _requested(self) -> PlacementGroup:
         bundle = _bundle(self.pool, self.resource, self._size)
-        return placement_group([bundle] * (self.pool.devices // self._size), strategy="PACK")
+        strategy = "SPREAD" if self.pool.has_only_functions else "PACK"
+        return placement_group([bundle] * (self.pool.devices // self._size), strategy=strategy)
 
 
 def reserved(
@@ -206,9 +207,9 @@ def _slots(pool: ResourcePool, group: PlacementGroup) -> list[Slot]:
 
 
 def devices_by_node(pools: Mapping[ResourcePool, PlacedPool]) -> Counter[str]:
-    """The devices of the pools by the id of their node, without those that still wait for a node."""
+    """The devices that the pools take, by the id of their node, without those that still wait for a node."""
     found: Counter[str] = Counter()
-    for pool, placed in pools.items():
+    for pool, placed in ((pool, placed) for pool, placed in pools.items() if not pool.has_only_functions):
         nodes = placement_group_table(placed.group)["bundles_to_node_id"]
         for node in filter(None, nodes.values()):
             found[node] += pool.devices // len(nodes)
@@ -272,7 +273,12 @@ def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float
 
 
 def _bundle(pool: ResourcePool, resource: str, devices: int) -> dict[str, float]:
-    """The resources of a number of the pool's devices, which a node must have together."""
+    """The resources of a number of the pool's devices, which a node must have together.
+
+    Reward functions alone take a byte of memory, which every node has, since a bundle cannot be empty.
+    """
+    if pool.has_only_functions:
+        return {"memory": devices}
     if pool.resource is None:
         return {resource: devices}
     return {resource: devices, pool.resource: _SOME if pool.resource.startswith(_KIND_OF_GPU) else devices}

@@ -96,7 +96,8 @@ class Spares:
         spares.close()
 
     A node gets as many as a pool has processes there, because the processes of a pool are replaced together, but at
-    most `most`. Pools of GPUs get none: Ray assigns its GPU to a process when it starts.
+    most `most`. Pools of GPUs get none: Ray assigns its GPU to a process when it starts. Nor do pools of
+    reward functions alone.
     """
 
     def __init__(self, pulse: Pulse, *, most: int | None) -> None:
@@ -119,7 +120,7 @@ class Spares:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + _LOOK_SECONDS
-        on_cpus = [placed for placed in pools if placed.hosts and placed.hosts[0].pool.device == "cpu"]
+        on_cpus = [placed for placed in pools if placed.hosts and _is_replaceable(placed.hosts[0].pool)]
         for spare in list(self._spares):
             if spare.has_ended(0.0):
                 self._spares.remove(spare)
@@ -211,3 +212,8 @@ class Spares:
         options = {"num_cpus": 0, **on_node(node, **place.variables)}
         actor = cast(ActorHandle, ray.remote(SpareHost).options(**options).remote(heart=heart))
         return _Spare(node, actor, heart, actor.prepare.remote(self._loaded), time.monotonic())
+
+
+def _is_replaceable(pool: ResourcePool) -> bool:
+    """Whether spare processes may take the places of the pool's."""
+    return pool.device == "cpu" and not pool.has_only_functions

@@ -189,7 +189,11 @@ def test_a_deadline_that_no_response_reaches_is_said(deadline, is_said):
 @pytest.mark.parametrize(
     ("words", "message", "remedy"),
     [
-        ([], "with asynchrony.max_staleness=0", "Set asynchrony.max_staleness to 1 or more"),
+        (
+            ["dataflow={folder}/mine.py:Mine"],
+            "true: dataflow={folder}/mine.py:Mine has its own step",
+            "Divide the step",
+        ),
         (
             [STALE, "environment=guess_number", "environment.processes=2", "asynchrony.replay={folder}"],
             "with environment=guess_number in processes",
@@ -201,7 +205,8 @@ def test_a_deadline_that_no_response_reaches_is_said(deadline, is_said):
 )
 def test_partial_rollouts_that_cannot_work_are_refused(tmp_path, words, message, remedy):
     (tmp_path / "engine.py").write_text(WHOLE)
-    words = [word.format(folder=tmp_path) for word in words]
+    (tmp_path / "mine.py").write_text(STEP_ALONE)
+    words, message = [word.format(folder=tmp_path) for word in words], message.format(folder=tmp_path)
     with pytest.raises(ConfigError) as caught:
         judged(planned("algorithm=grpo", "asynchrony.partial_rollouts=true", *words), partial_rollout_problems)
     assert message in caught.value.message and remedy in caught.value.remedy
@@ -217,9 +222,10 @@ def test_a_deadline_for_an_engine_that_generates_rows_to_their_ends_is_a_warning
     assert advice.remedy.startswith("Leave out asynchrony.deadline_tokens")
 
 
+@pytest.mark.parametrize("staleness", [STALE, "asynchrony.max_staleness=0"])
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo", "remax", "dapo", "safe_rlhf", "pf_ppo"])
-def test_every_dataflow_that_samples_may_have_partial_rollouts(algorithm):
-    plan = planned(f"algorithm={algorithm}", STALE, "asynchrony.partial_rollouts=true")
+def test_every_dataflow_that_samples_may_have_partial_rollouts(algorithm, staleness):
+    plan = planned(f"algorithm={algorithm}", staleness, "asynchrony.partial_rollouts=true")
     assert not judged(plan, asynchrony_problems, partial_rollout_problems)
 
 

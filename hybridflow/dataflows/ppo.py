@@ -9,7 +9,11 @@ from hybridflow.observability.metrics import Metrics
 
 
 class PPO(Dataflow):
-    """Sample, score, estimate, improve, publish."""
+    """Sample, score, estimate, improve, publish.
+
+    The weights are published when the actor's update has ended, without waiting for the critic's. If that fails
+    afterwards, the step is repeated from the restored models, whose weights are published first.
+    """
 
     provides = ("values",)
 
@@ -24,10 +28,6 @@ class PPO(Dataflow):
         return self.reward.score(batch)
 
     def learn(self, batch: BatchRef) -> Metrics:
-        """Publishes the weights when the actor's update has ended, which need not wait for the critic's.
-
-        If that fails afterwards, the step is repeated from the restored models, whose weights are published first.
-        """
         values = self.critic.values(batch)
         old = [self.actor.logprobs(batch)] if self.wants_old_logprobs else []
         reference = [self.reference.logprobs(batch)] if self.reference else []

@@ -60,7 +60,7 @@ COLUMNS: dict[str, ColumnSpec] = {
     "response_mask": ColumnSpec(
         Kind.tokens,
         torch.float32,
-        "1 for tokens that the policy sampled; rows without any are left out of passes, whose outputs are 0 there",
+        "1 for tokens that the policy sampled; rows without any are left out of passes of actor, critic and reference",
         "rollout.generate",
     ),
     "rollout_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability at sampling time", "rollout.generate"),

@@ -373,7 +373,8 @@ def placement_errors(config: Experiment) -> Iterator[ConfigError]:
             key = f"placement.roles.{role}" if role in config.placement.roles else f"roles.{role}.pool"
             yield ConfigError(
                 f"{key}={pool}: there is no such pool.",
-                remedy=f"Pools: {', '.join(known)}. Add one with placement.pools.{pool}.devices=1.",
+                remedy=f"Pools: {', '.join(known)}."
+                + (f" Add one with placement.pools.{pool}.devices=1." if pools else ""),
                 key=key,
             )
     total = pooled_devices(config)

@@ -10,8 +10,11 @@ from hybridflow.config.placement import Device, Parallelism, ParallelismKind, Pl
 from hybridflow.config.roles import RoleKind
 from hybridflow.config.training import MICROBATCH_TOKENS, Training, TrainingEngine
 
-MAIN, CPUS = "main", "cpus"
-"""The pools of a configuration that defines none: all devices, and as many CPU processes, if a role is placed there."""
+MAIN = "main"
+"""The pool with all devices, if the configuration defines no pools."""
+
+CPUS = "cpus"
+"""A pool of as many CPU processes, which is there if the configuration defines no pools and places a role in it."""
 
 
 def divisors(number: int) -> list[int]:
@@ -42,8 +45,10 @@ def num_devices(config: Experiment) -> int:
 
 def pool_sizes(config: Experiment) -> dict[str, int]:
     """Number of devices per pool; `MAIN`, and `CPUS` if a role is placed there, if the configuration defines none."""
-    named = {name: pool.devices for name, pool in config.placement.pools.items()}
-    return named or dict.fromkeys([MAIN, *({CPUS} & {*placed_roles(config).values()})], num_devices(config))
+    if config.placement.pools:
+        return {name: pool.devices for name, pool in config.placement.pools.items()}
+    implied = [MAIN, CPUS] if CPUS in placed_roles(config).values() else [MAIN]
+    return dict.fromkeys(implied, num_devices(config))
 
 
 def placed_roles(config: Experiment) -> dict[str, str]:
@@ -59,12 +64,15 @@ def pooled_devices(config: Experiment) -> int:
 def is_of_cpus(config: Experiment, pool: str) -> bool:
     """Whether a pool has CPUs that are not among the run's devices."""
     pools = config.placement.pools
-    return pools[pool].device is Device.cpu if pool in pools else not pools and pool == CPUS
+    if not pools:
+        return pool == CPUS
+    return pool in pools and pools[pool].device is Device.cpu
 
 
 def copies_weights(config: Experiment) -> bool:
     """Whether new weights arrive in a copy at a rollout with a pool of its own, which generates meanwhile."""
-    return config.rollout.transfer.overlap and config.asynchrony.partial_rollouts
+    asynchrony = config.asynchrony
+    return config.rollout.transfer.overlap and asynchrony.partial_rollouts and asynchrony.depth > 0
 
 
 def pool_of(config: Experiment, role: str) -> str:

@@ -52,7 +52,8 @@ class Pool(Section):
 
 @dataclass
 class Placement(Section):
-    """Pools and role placement. By default, all roles share one pool with all devices."""
+    """Pools and role placement. By default, all roles share one pool with all devices; for slow reward functions, see
+    `roles`."""
 
     word: ClassVar[str | None] = "kind"
     """See `Section.word`."""

@@ -113,7 +113,7 @@ class BatchStream:
         def read() -> None:
             try:
                 found.set_result(self._read(position))
-            except Exception as error:  # noqa: BLE001 (`next` raises it)
+            except BaseException as error:  # noqa: BLE001 (`next` raises it)
                 found.set_exception(error)
 
         self._prepared = position, found

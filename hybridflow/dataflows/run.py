@@ -91,8 +91,8 @@ class Run:
     """Called between two steps; returns whether the run should continue on more devices."""
 
     def prepare_data(self, step: int) -> None:
-        """Begins to read the batches that the streams yield next, if the run has a step `step`, counted from 0."""
-        if step < self.trainer.total_steps:
+        """Begins to read the batches that the streams yield next, if `step`, counted from 0, draws any."""
+        if step + self.asynchrony.depth < self.trainer.total_steps:
             for stream in self.streams.values():
                 stream.prepare()
 

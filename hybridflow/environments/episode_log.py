@@ -12,7 +12,7 @@ from hybridflow.errors import EpisodeError
 
 logger = logging.getLogger(__name__)
 _QUIET = logging.getLogger(f"{__name__}.quiet")
-_QUIET.disabled = True
+_QUIET.setLevel(logging.CRITICAL + 1)
 
 LIMITS = {
     "max_turns": "raise environment.max_turns, or let the environment end its episodes earlier",

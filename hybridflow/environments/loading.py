@@ -115,7 +115,7 @@ def _of_tools(found: Sequence[object], name: str) -> LoadedEnvironment:
 def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
     """The class of what a function returns for `environment.settings`, such as `gem.make`.
 
-    Settings that an adapter reads itself, such as the number of seats, may not be parameters of the function.
+    The function need not accept settings that an adapter reads itself, such as the number of seats.
     """
     parameters = named_parameters(found)
     missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in config.settings]
@@ -130,8 +130,8 @@ def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
     fewer = {name: value for name, value in config.settings.items() if name not in OWN_SETTINGS}
     try:
         return type(made(environment, config))
-    except ConfigError:
-        if len(fewer) == len(config.settings):
+    except ConfigError as error:
+        if len(fewer) == len(config.settings) or not isinstance(error.__cause__, TypeError):
             raise
         return type(made(environment, replace(config, settings=fewer)))
 

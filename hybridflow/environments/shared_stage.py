@@ -10,8 +10,11 @@ from hybridflow.errors import EpisodeError, HybridflowError, error_from, error_t
 from hybridflow.parallel.collectives import broadcast_bytes
 from hybridflow.parallel.groups import Ranks
 
-MOST_SECONDS = 60.0
-"""How long the ranks wait for one message; then they wait for the next one. Collectives have a time limit."""
+RECEIVE_SECONDS = 60.0
+"""How long the ranks wait for one message; then they wait for the next one, because collectives have a time limit.
+
+With `environment.processes=0`, a step of an environment must be shorter than that limit.
+"""
 
 _AXES = "pipeline", "tensor"
 
@@ -35,9 +38,9 @@ class SharedStage:
         self._stage = stage
         self._group = group
         self._is_first = group.rank() == 0
-        self.places = None if stage.places is None else ranks.maximum(stage.places, *_AXES)
+        self.places = None if stage.places is None else ranks.maximum(stage.places if self._is_first else 0, *_AXES)
         self._acting: set[int] = set()
-        """Episodes that have not said anything since the last request."""
+        """Episodes whose next event has not arrived."""
 
         self._failure: Exception | None = None
         """The error of the first rank's stage."""
@@ -54,7 +57,7 @@ class SharedStage:
         """Events since the last call. It may return without any before the time is over."""
         if not self._acting:
             return {}
-        own = self._message(min(seconds, MOST_SECONDS)) if self._is_first else b""
+        own = self._message(min(seconds, RECEIVE_SECONDS)) if self._is_first else b""
         message = broadcast_bytes(own, self._group, source=0).decode()  # the first rank declares its waits
         found = json.loads(message)
         if isinstance(found, dict):

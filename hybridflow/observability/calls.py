@@ -54,7 +54,7 @@ class Span(NamedTuple):
 
     @property
     def work_start(self) -> float:
-        """When it had waited long enough, in seconds since the epoch; it is busy from then on."""
+        """When its wait ended, in seconds since the epoch."""
         return self.start + self.waited_seconds
 
     @property

@@ -1,4 +1,4 @@
-"""Rows without a token that counts, such as those of failed episodes and of stale groups: passes leave them out."""
+"""Rows whose masks are all 0, such as those of failed episodes and of stale groups: passes leave them out."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,9 +10,10 @@ from hybridflow.batch.iterate import ROWS_TOGETHER
 
 
 def rows_with_tokens(batch: Batch, masks: Sequence[str]) -> Batch:
-    """The rows in which one of the mask columns has a token; of a batch without any, the first row.
+    """The rows in which one of the mask columns is not all 0; if there is no such row, the first row.
 
-    That row keeps the metrics of the loss, such as a sum of 0, which are averaged over ranks.
+    That row keeps the metrics of the loss, such as a sum of 0, which are averaged over ranks. All rows are kept if
+    there are no masks, and where several rows belong together (`ROWS_TOGETHER`), such as pairs.
     """
     counted = _counted(batch, masks)
     if counted.all():
@@ -21,12 +22,12 @@ def rows_with_tokens(batch: Batch, masks: Sequence[str]) -> Batch:
 
 
 def predicted(batch: Batch, predict: Callable[[Batch], Batch]) -> Batch:
-    """The token columns of `predict` for the rows with a token in `response_mask`, and 0 in the other rows.
+    """The token columns of `predict` for the rows whose `response_mask` is not all 0, and 0 in the other rows.
 
     All rows are predicted if the batch has no `response_mask`. Ranks without rows call `predict` too, because the ranks
     of a sharded model must all call it.
     """
-    counted = _counted(batch, [name for name in ("response_mask",) if name in batch])
+    counted = _counted(batch, ["response_mask"] if "response_mask" in batch else [])
     if counted.all():
         return predict(batch)
     found, lengths = predict(batch.select(counted.nonzero().flatten())), batch.tokens("response_ids").lengths

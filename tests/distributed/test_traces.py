@@ -83,7 +83,7 @@ def test_reference_reward_and_critic_overlap_on_separate_pools_and_the_step_is_s
 def test_slow_reward_functions_overlap_with_other_calls_by_default_and_the_run_is_the_same(
     tmp_path: Path, ray_backend: Backend
 ):
-    (tmp_path / "slow.py").write_text(PONDERING.replace("2.5", "0.5"))
+    (tmp_path / "slow.py").write_text(PONDERING.replace("SECONDS", "0.5"))
     settings = [*small_run(tmp_path), f"reward.functions=[{tmp_path}/slow.py:ponder]", WITH_REFERENCE]
     settings += ["trainer={backend: ray, total_steps: 2, eval_every: 0, save_every: 0}"]
     found = rows_of_run(tmp_path / "run", settings)

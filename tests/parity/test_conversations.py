@@ -13,7 +13,7 @@ from hybridflow.config.rollout import Rollout, RolloutKind, Sampling, Vllm
 from hybridflow.engines.rollout.factory import make_rollout_engine
 from hybridflow.engines.rollout.interface import RolloutEngine
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
-from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED
+from hybridflow.engines.rollout.transformers.prompts import PASS_TOKENS
 from hybridflow.environments.interface import ModelInfo
 from hybridflow.environments.play import EpisodePlayer
 from hybridflow.workers.row_sampler import RowSampler
@@ -226,7 +226,7 @@ def test_a_row_that_ran_while_weights_changed_is_not_continued():
     assert torch.equal(found.tokens("response_ids").values, expected.tokens("response_ids").values)
 
 
-@pytest.mark.parametrize(("length", "passes"), [(40, 1), (LEAST_SAVED["cpu"] + 1, 2)])
+@pytest.mark.parametrize(("length", "passes"), [(40, 1), (PASS_TOKENS["cpu"] + 1, 2)])
 def test_a_short_prompt_is_read_with_the_tokens_of_the_rows_that_run(length, passes):
     model = toy_model("llama", max_position_embeddings=512)
     engine = TransformersEngine(model, max_sequences=4, eos_token_ids=())

@@ -95,8 +95,8 @@ def make_requests(
     uids, samples = prompts.row("uid"), prompts.row("sample_index")
     names = zip(uids.tolist(), samples.tolist(), strict=True)
     keys = row_keys(seed, uids, samples).tolist()
-    may_continue = "may_continue" in prompts.row_columns and prompts.row("may_continue").tolist()
-    rows = zip(names, prompts.tokens("prompt_ids").rows(), keys, may_continue or [False] * len(keys), strict=True)
+    may_continue = prompts.row("may_continue").tolist() if "may_continue" in prompts else [False] * len(keys)
+    rows = zip(names, prompts.tokens("prompt_ids").rows(), keys, may_continue, strict=True)
     return [
         Request(number, name, prompt, key, sampling, max_response_tokens, [(version, 0)], may_continue=may)
         for number, (name, prompt, key, may) in enumerate(rows, start=first_number)

@@ -14,7 +14,7 @@ ADAPTERS = (VERIFIERS, VERL_TOOL, VERL_AGENT_LOOP, TEXTARENA, SKYRL_GYM, TRL, GY
 
 
 OWN_SETTINGS = frozenset(name for adapter in ADAPTERS for name in adapter.own_settings)
-"""With which a function that returns an environment may not be called."""
+"""Settings that adapters read themselves; a function that returns an environment need not accept them."""
 
 
 def adapter_of(kind: type) -> Adapter | None:

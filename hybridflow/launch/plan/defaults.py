@@ -234,8 +234,8 @@ def with_rewards_apart(
 ) -> Composed:
     """The same run with roles of slow reward functions in the pool `CPUS` by default, where their calls overlap.
 
-    So it is on Ray, if the user places nothing, and if a step has calls that need no scores. `settings` are the
-    dataflow's.
+    This requires Ray, a step with calls that need no scores, no pools given by the user, and no role in `CPUS`. A role
+    that the user places stays there. `settings` are the dataflow's.
     """
     config, asynchrony = composed.config, composed.config.asynchrony
     is_placed = config.placement.kind is not PlacementKind.given or config.placement.pools
@@ -247,13 +247,13 @@ def with_rewards_apart(
         return composed
     rewards = {n: config.roles.get(n, config.reward) for n, need in needs.items() if need.kind is Scorer}
     slow = [n for n, reward in rewards.items() if reward.model.path is None and may_be_slow(reward.functions)]
-    apart = [name for name in slow if name not in placed_roles(config)]
+    placed = placed_roles(config)
+    apart = [] if CPUS in placed.values() else [name for name in slow if name not in placed]
     if not apart:
         return composed
-    logger.info(
-        "placement.roles.%s=%s: reward functions that may be slow have processes of their own (%s: those of the actor)",
-        apart[0], CPUS, MAIN,
-    )  # fmt: skip
+    for name in apart:
+        words = "placement.roles.%s=%s: its functions may be slow, so they run in a pool of CPU processes"
+        logger.info(f"{words} (placement.roles.%s=%s runs them in the actor's)", name, CPUS, name, MAIN)
     roles = dict(config.placement.roles) | dict.fromkeys(apart, CPUS)
     return with_values(composed, {"placement.roles": roles}, "device")
 

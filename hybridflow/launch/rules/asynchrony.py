@@ -68,16 +68,15 @@ def division_problems(plan: RunPlan, what: str, *, key: str) -> Iterator[ConfigE
     config, dataflow = plan.config, plan.dataflow
     if not learns_from_samples(dataflow):
         yield ConfigError(
-            f"{what}: dataflow={config.dataflow} does not learn from samples of a rollout, so nothing can be generated"
-            " ahead.",
-            remedy="Leave asynchrony out.",
+            f"{what}: dataflow={config.dataflow} does not learn from samples of a rollout.",
+            remedy=f"Leave {what.partition('=')[0]} out.",
             key=key,
         )
     elif not is_in_halves(dataflow):
         yield ConfigError(
-            f"{what}: dataflow={config.dataflow} has its own step, so it is unknown which part of it may be called"
-            " ahead.",
-            remedy="Divide the step into 'collect(self, prompts)' and 'learn(self, batch)', or leave asynchrony out.",
+            f"{what}: dataflow={config.dataflow} has its own step, so it is unknown which part of it collects samples.",
+            remedy="Divide the step into 'collect(self, prompts)' and 'learn(self, batch)', or leave"
+            f" {what.partition('=')[0]} out.",
             key=key,
         )
 

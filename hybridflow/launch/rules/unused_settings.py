@@ -85,7 +85,8 @@ def _of_asynchrony(plan: RunPlan) -> Iterator[Unused]:
     """How far a run goes ahead that does not, and what becomes of groups that it does not generate one by one."""
     settings = plan.config.asynchrony
     if not settings.max_staleness:
-        yield Unused(("asynchrony.ahead",), "asynchrony.max_staleness=0 generates nothing ahead")
+        further = ("asynchrony.when_stale", "rollout.transfer.overlap") if settings.partial_rollouts else ()
+        yield Unused(("asynchrony.ahead", *further), "asynchrony.max_staleness=0 generates nothing ahead")
     if not settings.partial_rollouts:
         names = ("when_stale", "deadline_tokens", "on_deadline", "replay")
         keys = (*(f"asynchrony.{name}" for name in names), "rollout.transfer.overlap")

@@ -52,7 +52,11 @@ _ENTRIES = (
         r"async/staleness/(?:mean|max|p95)",
         "Versions between the weights that sampled a token and those that are trained on it.",
     ),
-    _Entry("Groups ahead", r"async/groups/(?:running|done)", "Groups of later steps that are generated, or are ready."),
+    _Entry(
+        "Groups ahead",
+        r"async/groups/(?:waiting|running|done)",
+        "Groups of later steps that wait for a place, are generated, or are ready.",
+    ),
     _Entry("Throughput", r"perf/throughput", "Tokens per second per device."),
     _Entry("Idle pools", r"perf/idle_fraction/.+", "Fraction of a step in which no rank of the pool works."),
 )

@@ -119,7 +119,7 @@ def test_a_call_takes_the_columns_it_asks_for_from_those_who_made_them():
     assert update.takes[5] == ("rewards", "advantages")
     assert calls["reward.score"].takes_all and not advantages.takes_all
     assert calls["reward.score"].adds == ("scores", "rewards/exact_match")
-    assert calls["actor.publish_weights"].after == (6, 7)
+    assert calls["actor.publish_weights"].after == (7,)
     trace = traced(dataflow="remax")
     (advantages,) = (call for call in trace.calls if call.name == "actor.advantages")
     assert "baselines" in advantages.takes[DRIVER] and "baselines" not in trace.data

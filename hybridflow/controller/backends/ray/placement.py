@@ -308,5 +308,10 @@ def _supply(pool: ResourcePool, resource: str, others: Iterable[ResourcePool]) -
         int(min(held.get(name, 0) / amount for name, amount in _bundle(pool, resource, 1).items()))
         for held in (ray.cluster_resources(), ray.available_resources())
     )
-    alike = [other for other in others if other.device == pool.device and pool.resource in (None, other.resource)]
+    alike = [
+        other
+        for other in others
+        if (other.device, other.has_only_functions) == (pool.device, pool.has_only_functions)
+        and pool.resource in (None, other.resource)
+    ]
     return Supply(total, free, sum(other.devices for other in alike))

@@ -16,7 +16,7 @@ from hybridflow.engines.rollout.shell import ends_of
 from hybridflow.engines.rollout.stop_strings import StopSearch
 from hybridflow.engines.rollout.transformers.fixed import Drawn, FixedMemory, FixedStep
 from hybridflow.engines.rollout.transformers.growing import GrowingStep
-from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED, read_prompts
+from hybridflow.engines.rollout.transformers.prompts import PASS_TOKENS, read_prompts
 
 COMPACT_BELOW = 0.75
 """Finished rows are removed once fewer than this fraction of the rows are unfinished; removing copies the cache."""
@@ -228,18 +228,19 @@ class Decoding:
         """Starts new requests in places of rows that are not needed, if that costs less than a pass of their own.
 
         Returns whether it did. The next `advance` reads their prompts with the other rows' tokens. The requests that
-        have finished must have been taken.
+        have finished must have been taken. Keys and values of finished requests make room if there are more than
+        `max_rows` rows.
         """
-        step, device_type = self._step, self._step.tokens.device.type
-        num_tokens = sum(len(request.prompt) for request in requests)
-        if num_tokens > LEAST_SAVED[device_type] or any(len(request.tokens) for request in requests):
-            return False
+        step, num_tokens = self._step, sum(len(request.prompt) for request in requests)
         if not isinstance(step, GrowingStep) or not step.can_proceed:
             return False
-        self._rest_at_most(max_rows - self.num_unfinished - len(requests))
-        rows = [row for row in step.rows.tolist() if not self._is_open[row] and row not in self._resting]
-        if len(rows) < len(requests):
+        if num_tokens > PASS_TOKENS[step.tokens.device.type] or any(len(request.tokens) for request in requests):
             return False
+        num_resting = min(len(self._resting), max(0, max_rows - self.num_unfinished - len(requests)))
+        if len(step.rows) - self.num_unfinished - num_resting < len(requests):
+            return False
+        self._rest_at_most(num_resting)
+        rows = [row for row in step.rows.tolist() if not self._is_open[row] and row not in self._resting]
         self._continue({row: (request, 0) for row, request in zip(rows, requests, strict=False)})
         return True
 

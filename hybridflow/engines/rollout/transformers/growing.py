@@ -19,7 +19,7 @@ from hybridflow.engines.rollout.transformers.attention import (
     reads_several_tokens,
 )
 from hybridflow.engines.rollout.transformers.fixed import CHECK_EVERY_TOKENS, Drawn, Prefill
-from hybridflow.engines.rollout.transformers.prompts import LEAST_SAVED, parts_by_length
+from hybridflow.engines.rollout.transformers.prompts import PASS_TOKENS, parts_by_length
 
 
 class GrowingStep:
@@ -149,7 +149,7 @@ class GrowingStep:
         tokens, self._unread = self._unread, {}
         device, readers = self._device, torch.tensor([*tokens])
         counts = torch.tensor([len(each) for each in tokens.values()])
-        parts = parts_by_length(counts, LEAST_SAVED[device.type])
+        parts = parts_by_length(counts, PASS_TOKENS[device.type])
         unread = Unread([Readers.of(readers[part], counts[part], device) for part in parts])
         ordered = chain(*(tokens[row] for part in parts for row in readers[part].tolist()))
         next_positions, rows = self._num_cached.to(device), unread.rows

@@ -11,15 +11,15 @@ from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.transformers.attention import GrowingCache, next_logits
 from hybridflow.engines.rollout.transformers.fixed import Prefill
 
-LEAST_SAVED = {"cpu": 256, "cuda": 16_384}
-"""Tokens of padding that one more pass of the model must save, by the type of device."""
+PASS_TOKENS = {"cpu": 256, "cuda": 16_384}
+"""The number of tokens whose reading costs as much as one more pass of the model, by the type of device."""
 
 
 def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> Prefill:
     """Runs the model on the prompts; a prompt that several adjacent rows share is read once."""
     first, source = distinct_neighbors(prompts)
     prompts, device = prompts.select(first), model.device
-    parts, caches, logits = parts_by_length(prompts.lengths, LEAST_SAVED[device.type]), [], []
+    parts, caches, logits = parts_by_length(prompts.lengths, PASS_TOKENS[device.type]), [], []
     for rows in parts:
         ids, mask = left_padded(prompts.select(rows))
         positions = (mask.cumsum(1) - 1).clamp(min=0).to(device)

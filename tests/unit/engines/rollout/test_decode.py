@@ -4,7 +4,7 @@ import torch
 from hybridflow.batch import Ragged
 from hybridflow.engines.rollout.transformers.attention import GrowingLayer, NextColumns, decoding_attention
 from hybridflow.engines.rollout.transformers.prompts import (
-    LEAST_SAVED,
+    PASS_TOKENS,
     distinct_neighbors,
     parts_by_length,
     read_prompts,
@@ -37,9 +37,9 @@ def test_prompts_that_are_read_apart_have_the_state_of_those_read_together(monke
     model = toy_model("qwen3").eval()
     prompts = token_rows([3, 60, 9, 4, 25, 2], seed=0).select(torch.tensor([0, 0, 1, 2, 3, 4, 4, 5]))
     with torch.inference_mode():
-        monkeypatch.setitem(LEAST_SAVED, "cpu", 10_000)
+        monkeypatch.setitem(PASS_TOKENS, "cpu", 10_000)
         together = read_prompts(model, prompts, 100)
-        monkeypatch.setitem(LEAST_SAVED, "cpu", 1)
+        monkeypatch.setitem(PASS_TOKENS, "cpu", 1)
         apart = read_prompts(model, prompts, 100)
     assert together.mask is not None and apart.mask is not None and torch.equal(together.mask, apart.mask)
     assert torch.equal(together.positions, apart.positions)

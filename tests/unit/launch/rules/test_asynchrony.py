@@ -53,7 +53,11 @@ def plain(logprobs, advantages, mask):
 @pytest.mark.parametrize(
     ("words", "message", "remedy"),
     [
-        (["dataflow=sft"], "dataflow=sft does not learn from samples of a rollout", "Leave asynchrony out."),
+        (
+            ["dataflow=sft"],
+            "dataflow=sft does not learn from samples of a rollout",
+            "Leave asynchrony.max_staleness out.",
+        ),
         (["dataflow={folder}/mine.py:Mine"], "has its own step", "Divide the step into 'collect(self, prompts)'"),
         (
             ["algorithm=grpo", "algorithm.old_logprobs=recompute"],

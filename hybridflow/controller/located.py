@@ -119,7 +119,7 @@ def located(parts: Parts, sizes: Sequence[int]) -> Runs:
     A part without rows takes none of the first shard, so that it has the shard's columns.
     """
     index, num_parts = parts.rows.numpy(), len(parts.sizes)
-    shard_sizes = np.asarray(sizes)
+    shard_sizes = np.asarray(sizes, dtype=np.int64)
     shard_starts = np.cumsum(shard_sizes) - shard_sizes
     shards, owners = np.repeat(np.arange(len(sizes)), shard_sizes)[index], parts.owners
     key = owners * len(sizes) + shards

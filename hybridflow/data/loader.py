@@ -137,14 +137,16 @@ class BatchStream:
 
     def _draw(self) -> tuple[int, int, Batch]:
         """The position, the position after the next batch, and that batch."""
-        if self._prepared is not None:
+        while self._drawn is None or self._drawn[0] != self._position:
+            self.prepare()  # so that rows are read in a thread from the first batch on
+            if self._prepared is None:
+                self._drawn = self._read(self._position)
+                continue
             position, found = self._prepared
             wait([found])
             self._prepared = None
             if position == self._position:
                 self._drawn = found.result()
-        if self._drawn is None or self._drawn[0] != self._position:
-            self._drawn = self._read(self._position)
         return self._drawn
 
     def _read(self, start: int) -> tuple[int, int, Batch]:

@@ -53,10 +53,10 @@ def pool_problems(plan: RunPlan) -> Iterator[Problem]:
     """Pools without roles, and pools of devices that their roles or the backend cannot use."""
     yield from _device_problems(plan)
     yield from _local_problems(plan)
-    for pool in sorted(set(plan.config.placement.pools) - {role.pool for role in plan.roles}):
+    for pool in sorted(set(plan.pools) - {role.pool for role in plan.roles}):
         yield Advice(
-            f"placement.pools.{pool}.devices={plan.pools[pool]}: no role lives in this pool, so its devices are idle.",
-            remedy=f"Place a role there with placement.roles.<role>={pool}, or leave the pool out.",
+            f"The pool '{pool}' has {counted(plan.pools[pool], 'device')} and no role, so they are idle.",
+            remedy=f"Place a role there with placement.roles.<role>={pool}, or leave the pool out of placement.pools.",
         )
 
 

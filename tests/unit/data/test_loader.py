@@ -146,7 +146,7 @@ def test_a_batch_is_prepared_in_a_thread_and_counts_once_it_is_taken():
     rows.may_read.set()
     assert source.next().object("answer") == [0, 1, 2, 3]
     assert source.next().object("answer") == [4, 5, 6, 7]
-    assert rows.readers == ["read data", "MainThread"]
+    assert rows.readers == ["read data", "read data"]
     source.prepare()
     resumed = BatchStream(rows, 4, Epochs(12, 0, shuffle=False))
     resumed.restore(source.state())

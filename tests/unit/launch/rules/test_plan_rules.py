@@ -37,7 +37,7 @@ SHORT = [
 
 def test_a_pool_without_roles_is_idle():
     (advice,) = judged(planned("algorithm=grpo", *TWO_POOLS), pool_problems)
-    assert advice.message.startswith("placement.pools.b.devices=1: no role lives in this pool")
+    assert advice.message.startswith("The pool 'b' has 1 device and no role")
     assert not judged(planned("algorithm=grpo", *TWO_POOLS, "placement.roles={reward: b}"), pool_problems)
 
 

@@ -89,6 +89,12 @@ class Ragged:
         row = torch.arange(len(self)).repeat_interleave(self.lengths)
         return self.values.new_zeros(len(self)).index_add(0, row, self.values)
 
+    def spread(self, is_own: Tensor, lengths: Tensor) -> "Ragged":
+        """These rows where a mask [B] is True, among B rows of the given lengths [B], of which the others are 0."""
+        values = self.values.new_zeros(int(lengths.sum()), *self.values.shape[1:])
+        values[is_own.repeat_interleave(lengths)] = self.values
+        return Ragged.from_lengths(values, lengths)
+
     def like(self, values: Tensor) -> "Ragged":
         """Other values with the same row lengths."""
         assert len(values) == int(self.offsets[-1]), f"{len(values)} values for {int(self.offsets[-1])} tokens"

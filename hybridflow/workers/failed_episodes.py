@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch, Ragged
+from hybridflow.batch import Batch
 
 
 def scored_without_failures(batch: Batch, score: Callable[[Batch], Batch]) -> Batch:
@@ -27,7 +27,7 @@ def scored_without_failures(batch: Batch, score: Callable[[Batch], Batch]) -> Ba
     return Batch.of(
         rows={name: _with_means(column, kept, uids) for name, column in scored.row_columns.items()},
         tokens={
-            name: _with_zeros(column, kept, batch.tokens("response_ids").lengths)
+            name: column.spread(~failed, batch.tokens("response_ids").lengths)
             for name, column in scored.token_columns.items()
         },
         meta=scored.meta,
@@ -44,11 +44,3 @@ def _with_means(scores: Tensor, kept: Tensor, uids: Tensor) -> Tensor:
         if len(others):
             whole[row] = others.nanmean(0)
     return whole
-
-
-def _with_zeros(column: Ragged, kept: Tensor, lengths: Tensor) -> Ragged:
-    """Values per token of all rows from those of the kept ones."""
-    rows = [column.values.new_zeros(length) for length in lengths.tolist()]
-    for row, values in zip(kept.tolist(), column.rows(), strict=True):
-        rows[row] = values
-    return Ragged.from_rows(rows)

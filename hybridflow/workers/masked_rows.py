@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hybridflow.batch import Batch, Ragged
+from hybridflow.batch import Batch
 from hybridflow.batch.iterate import ROWS_TOGETHER
 
 
@@ -31,8 +31,7 @@ def predicted(batch: Batch, predict: Callable[[Batch], Batch]) -> Batch:
     if counted.all():
         return predict(batch)
     found, lengths = predict(batch.select(counted.nonzero().flatten())), batch.tokens("response_ids").lengths
-    places = counted.repeat_interleave(lengths)
-    return Batch.of(tokens={name: _spread(column, places, lengths) for name, column in found.token_columns.items()})
+    return Batch.of(tokens={name: column.spread(counted, lengths) for name, column in found.token_columns.items()})
 
 
 def _counted(batch: Batch, masks: Sequence[str]) -> Tensor:
@@ -40,9 +39,3 @@ def _counted(batch: Batch, masks: Sequence[str]) -> Tensor:
     if not masks or batch.meta.get(ROWS_TOGETHER, 1) != 1:
         return torch.ones(len(batch), dtype=torch.bool)
     return torch.stack([batch.tokens(name).row_sums() for name in masks]).any(0)
-
-
-def _spread(column: Ragged, places: Tensor, lengths: Tensor) -> Ragged:
-    values = column.values.new_zeros(len(places), *column.values.shape[1:])
-    values[places] = column.values
-    return Ragged.from_lengths(values, lengths)

@@ -1,12 +1,13 @@
 """Rows whose masks are all 0, such as those of failed episodes and of stale groups: passes leave them out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.iterate import ROWS_TOGETHER
+from hybridflow.engines.training.interface import TrainEngine
 
 
 def rows_with_tokens(batch: Batch, masks: Sequence[str]) -> Batch:
@@ -21,16 +22,20 @@ def rows_with_tokens(batch: Batch, masks: Sequence[str]) -> Batch:
     return batch.select(counted.nonzero().flatten()) if counted.any() else batch.slice(0, 1)
 
 
-def predicted(batch: Batch, predict: Callable[[Batch], Batch]) -> Batch:
-    """The token columns of `predict` for the rows whose `response_mask` is not all 0, and 0 in the other rows.
+def predicted(
+    engine: TrainEngine, batch: Batch, outputs: tuple[str, ...], *, temperature: float, adapted: bool = True
+) -> Batch:
+    """See `TrainEngine.forward`: the outputs for the rows whose `response_mask` is not all 0, and 0 in the other rows.
 
-    All rows are predicted if the batch has no `response_mask`. Ranks without rows call `predict` too, because the ranks
-    of a sharded model must all call it.
+    All rows are predicted if the batch has no `response_mask`. Ranks without rows call the engine too, because the
+    ranks of a sharded model must all call it.
     """
     counted = _counted(batch, ["response_mask"] if "response_mask" in batch else [])
-    if counted.all():
-        return predict(batch)
-    found, lengths = predict(batch.select(counted.nonzero().flatten())), batch.tokens("response_ids").lengths
+    rows = batch if counted.all() else batch.select(counted.nonzero().flatten())
+    found = engine.forward(rows, outputs, temperature=temperature, adapted=adapted)
+    if rows is batch:
+        return found
+    lengths = batch.tokens("response_ids").lengths
     return Batch.of(tokens={name: column.spread(counted, lengths) for name, column in found.token_columns.items()})
 
 

@@ -162,10 +162,7 @@ class ModelWorker(Worker):
 
         They are 0 in rows whose `response_mask` is 0, which are not computed.
         """
-        found = predicted(
-            batch,
-            lambda rows: self.engine.forward(rows, outputs, temperature=self.setup.temperature, adapted=adapted),
-        )
+        found = predicted(self.engine, batch, outputs, temperature=self.setup.temperature, adapted=adapted)
         self.rest()
         return found
 

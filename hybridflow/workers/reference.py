@@ -27,9 +27,7 @@ class ReferenceWorker(Worker):
     @transfer(DATA_PARALLEL, **SEQUENCES, provides=("ref_logprobs",), changes=False)
     def logprobs(self, batch: Batch) -> Batch:
         """`ref_logprobs`: the reference's log-probabilities of the responses, at the policy's temperature."""
-        outputs = predicted(
-            batch, lambda rows: self._engine.forward(rows, ("logprobs",), temperature=self._temperature)
-        )
+        outputs = predicted(self._engine, batch, ("logprobs",), temperature=self._temperature)
         if self._is_offloaded:
             self._engine.offload(Part.parameters)
         return Batch.of(tokens={"ref_logprobs": outputs.tokens("logprobs")})

@@ -35,14 +35,14 @@ class Batch:
         batch = batch.repeat(4).with_columns(rows={"scores": scores})
     """
 
-    __slots__ = ("_size", "by_name", "meta")
+    __slots__ = ("_by_name", "_size", "meta")
 
     def __init__(self, by_name: Mapping[str, Column], meta: Meta | None = None, *, size: int | None = None) -> None:
         """`by_name` has all columns; `size` is the number of rows of a batch that has no columns."""
-        self.by_name = dict(by_name)
+        self._by_name = dict(by_name)
         self.meta: Meta = dict(meta or {})
-        self._size = len(next(iter(self.by_name.values()), ())) if size is None else size
-        for name, column in self.by_name.items():
+        self._size = len(next(iter(self._by_name.values()), ())) if size is None else size
+        for name, column in self._by_name.items():
             if len(column) != self._size:
                 raise BatchError(
                     f"Column '{name}' has {len(column)} rows, but the batch has {self._size}.",
@@ -62,6 +62,11 @@ class Batch:
         Raises `BatchError` for columns of different lengths, and for a column of another kind than it is given as.
         """
         return Batch(_named(rows, tokens, objects), meta)
+
+    @property
+    def by_name(self) -> Mapping[str, Column]:
+        """All columns."""
+        return self._by_name
 
     def __len__(self) -> int:
         return self._size
@@ -130,7 +135,7 @@ class Batch:
     ) -> "Batch":
         """This batch with columns added or replaced; a replaced column may be of another kind."""
         added = _named(rows, tokens, objects)
-        return Batch(self.by_name | added, self.meta | (meta or {}), size=len(self) if self.by_name else None)
+        return Batch({**self.by_name, **added}, self.meta | (meta or {}), size=len(self) if self.by_name else None)
 
     def join(self, *others: "Batch") -> "Batch":
         """Columns of several batches of the same rows side by side; a later column replaces an earlier one."""
@@ -158,8 +163,7 @@ class Batch:
 
     def repeat(self, times: int) -> "Batch":
         """Each row `times` times, with copies adjacent and numbered by `sample_index`."""
-        index = torch.arange(len(self)).repeat_interleave(times)
-        return self.select(index).with_columns(rows={"sample_index": torch.arange(times).repeat(len(self))})
+        return Repeated(self, times)
 
     def split(self, sizes: Sequence[int]) -> list["Batch"]:
         """Consecutive parts of the given sizes."""
@@ -203,6 +207,27 @@ class Batch:
 
     def __reduce__(self):
         return _rebuild, (len(self), *wire.pack(self.by_name, self.meta))
+
+
+class Repeated(Batch):
+    """Each row of a batch `times` times. Columns are copied when they are first read: a role that is given this batch
+    is sent `source` once, with the `index` [B] of each row in it (None: its own) and the columns that are `added`."""
+
+    __slots__ = ("added", "index", "source")
+
+    def __init__(self, source: Batch, times: int) -> None:
+        super().__init__({}, source.meta, size=len(source) * times)
+        self.source = source.only(name for name in source.columns if name != "sample_index")
+        self.index = torch.arange(len(source)).repeat_interleave(times) if times != 1 else None
+        self.added = Batch.of(rows={"sample_index": torch.arange(times).repeat(len(source))})
+
+    @property
+    def by_name(self) -> Mapping[str, Column]:
+        """All columns."""
+        if not self._by_name:
+            source = self.source if self.index is None else self.source.select(self.index)
+            self._by_name = {**source.by_name, **self.added.by_name}
+        return self._by_name
 
 
 def _rebuild(size: int, *parts) -> Batch:

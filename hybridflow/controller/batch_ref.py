@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.batch.batch import Meta
+from hybridflow.batch.batch import Meta, Repeated
 from hybridflow.batch.columns import missing_columns_remedy
 from hybridflow.batch.ragged import row_positions
 from hybridflow.config.nearest import did_you_mean
@@ -39,7 +39,10 @@ class BatchRef:
     @staticmethod
     def of(batch: Batch, backend: Backend) -> "BatchRef":
         """A handle on a batch of this process; its columns are stored when a role first needs them."""
-        return BatchRef([View(Table.of_batch(batch, backend))], backend)
+        if not isinstance(batch, Repeated):
+            return BatchRef([View(Table.of_batch(batch, backend))], backend)
+        views = [View(Table.of_batch(batch.source, backend), batch.index), View(Table.of_batch(batch.added, backend))]
+        return BatchRef(views, backend)
 
     @staticmethod
     def of_stages(stages: Sequence[tuple[tuple[str, ...], Batch]], backend: Backend) -> "BatchRef":

@@ -65,6 +65,9 @@ class Runs(NamedTuple):
     counts: np.ndarray
     """[R] The number of rows of each run; `_WHOLE` for all rows of its shard."""
 
+    times: np.ndarray
+    """[R] How many times each of these rows is taken, before the next one: the samples of a prompt repeat its row."""
+
     orders: Sequence[bytes | None]
     """For each part, the position of each of its rows among those that its runs give; None if they are in order."""
 
@@ -82,7 +85,7 @@ class Runs(NamedTuple):
         before = np.cumsum(widths[shards]) - widths[shards]
         first_slots = before - before[np.searchsorted(parts, parts)] + slots[parts]
         piece = np.cumsum(is_new) - 1
-        columns = (first_slots[piece], widths[shards][piece], self.firsts, self.counts)
+        columns = (first_slots[piece], widths[shards][piece], self.firsts, self.counts, self.times)
         data, size = np.stack(columns, axis=1).astype(_NUMBER).tobytes(), len(columns) * _NUMBER.itemsize
         read = _split(shards.tolist(), np.searchsorted(parts, np.arange(num_parts), side="right").tolist())
         return _split(data, (size * self.ends).tolist()), read
@@ -90,15 +93,16 @@ class Runs(NamedTuple):
 
 def pieces(runs: bytes) -> Iterator[tuple[range, Rows]]:
     """The slots of the objects of each shard that a part reads, and the rows that it takes of them."""
-    table = np.frombuffer(runs, _NUMBER).reshape(-1, 4)
+    table = np.frombuffer(runs, _NUMBER).reshape(-1, len(("slot", "width", "first", "count", "times")))
     starts = np.flatnonzero((table[1:, :2] != table[:-1, :2]).any(axis=1)) + 1
     for own in np.split(table, starts) if len(table) else []:
-        slot, width, first, count = own[0].tolist()
+        slot, width, first, count, times = own[0].tolist()
         rows: Rows = None if count == _WHOLE else (first, first + count)
-        if len(own) > 1:
-            firsts, counts = own[:, 2].astype(np.int64), own[:, 3].astype(np.int64)
+        if len(own) > 1 or times > 1:
+            firsts, counts, repeats = own[:, 2:].T.astype(np.int64)
             ends = np.cumsum(counts)
-            rows = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
+            once = np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1])
+            rows = np.repeat(once, np.repeat(repeats, counts))
         yield range(slot, slot + width), rows
 
 
@@ -110,7 +114,8 @@ def positions_of(order: bytes) -> np.ndarray:
 def whole(num_shards: int) -> Runs:
     """A part that has all rows of all shards, whose numbers of rows need not be known."""
     counts = np.full(num_shards, _WHOLE)
-    return Runs(np.array([num_shards]), np.arange(num_shards), np.zeros_like(counts), counts, [None])
+    firsts, times = np.zeros_like(counts), np.ones_like(counts)
+    return Runs(np.array([num_shards]), np.arange(num_shards), firsts, counts, times, [None])
 
 
 def located(parts: Parts, sizes: Sequence[int]) -> Runs:
@@ -128,19 +133,22 @@ def located(parts: Parts, sizes: Sequence[int]) -> Runs:
         by_shard = np.argsort(key, kind="stable")
         key, index, shards = key[by_shard], index[by_shard], shards[by_shard]
         orders = _orders(by_shard, np.cumsum(parts.sizes))
-    starts = np.flatnonzero(_begins(key) | _begins(index - np.arange(len(index))))
-    counts = np.diff(starts, append=len(index))
+    once = np.flatnonzero(_begins(key) | _begins(index))
+    times = np.diff(once, append=len(index))
+    key, index, shards, owners = key[once], index[once], shards[once], owners[once]
+    starts = np.flatnonzero(_begins(key) | _begins(index - np.arange(len(index))) | _begins(times))
+    counts, times = np.diff(starts, append=len(index)), times[starts]
     shards = shards[starts]
     first_rows = index[starts] - shard_starts[shards]
     is_new = _begins(key[starts])
-    is_alone = is_new & np.append(is_new[1:], True)[: len(is_new)]
+    is_alone = is_new & np.append(is_new[1:], True)[: len(is_new)] & (times == 1)
     counts = np.where(is_alone & (counts == shard_sizes[shards]), _WHOLE, counts)
     ends = np.searchsorted(owners[starts], np.arange(num_parts), side="right")
     if len(sizes) and (is_empty := parts.sizes == 0).any():
         at = ends[is_empty]
-        shards, first_rows, counts = (np.insert(column, at, 0) for column in (shards, first_rows, counts))
+        shards, first_rows, counts, times = (np.insert(column, at, 0) for column in (shards, first_rows, counts, times))
         ends = ends + np.cumsum(is_empty)
-    return Runs(ends, shards, first_rows, counts, orders)
+    return Runs(ends, shards, first_rows, counts, times, orders)
 
 
 def _begins(values: np.ndarray) -> np.ndarray:

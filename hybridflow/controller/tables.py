@@ -252,7 +252,7 @@ class View:
 
 
 def _objects(shard: Shard, names: Sequence[str], reads_rest: bool) -> list[Stored]:
-    found = list(dict.fromkeys(shard.columns[name] for name in names))
+    found = list(dict.fromkeys(map(shard.columns.__getitem__, names)))
     return [*found, shard.rest] if reads_rest and shard.rest is not None else found
 
 

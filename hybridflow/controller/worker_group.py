@@ -147,11 +147,11 @@ class _BoundMethod:
         dispatch = dispatched(method, args, kwargs, self._backend)
         number = self._number(dispatch)
         updates = isinstance(spec.protocol, TransferProtocol) and spec.protocol.by_minibatch
-        form = AnswerForm(updates=True) if updates else VALUE
+        form = VALUE._replace(updates=updates)
         if spec.provides or not spec.changes:
             keeps_rows = dispatch.batch is not None and spec.keeps_rows
-            form = AnswerForm(True, spec.provides, keeps_rows, spec.changes, spec.yields, updates)
-        dropped = AnswerForm(wanted=False, changes=spec.changes, yields=spec.yields, updates=updates)
+            form = AnswerForm(True, list(spec.provides), keeps_rows, spec.changes, spec.yields, updates)
+        dropped = AnswerForm(False, [], changes=spec.changes, yields=spec.yields, updates=updates)
         calls = [
             self._backend.call(
                 handle, method.name, arguments, form if handle.rank in self._answering else dropped, number

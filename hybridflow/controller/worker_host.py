@@ -28,11 +28,11 @@ from hybridflow.observability.performance import peak_memory_bytes
 class AnswerForm(NamedTuple):
     """How a method's result returns to the driver."""
 
-    wanted: bool = True
+    wanted: bool
     """False on ranks that do not answer: the answer is dropped where it was made."""
 
-    provides: Sequence[str] = ()
-    """Columns the answer adds to its batch; empty for answers that are plain values."""
+    provides: list[str]
+    """Columns the answer adds to its batch; empty for answers that are plain values. A list; see `Request`."""
 
     keeps_rows: bool = True
     """The answer must have the rows of the batch that the method was given."""
@@ -56,7 +56,7 @@ class AnswerForm(NamedTuple):
         return 3 if self.wanted and self.provides else 1
 
 
-VALUE = AnswerForm()
+VALUE = AnswerForm(True, [])
 
 Request = list
 """The role that a worker was made for, the role it is called as, the method, the fields of an `AnswerForm`, and the

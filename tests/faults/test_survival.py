@@ -275,7 +275,8 @@ def test_batches_that_were_generated_ahead_are_asked_for_again_after_a_fault(
     assert ended.status == 0, ended.said
     assert steps_of(run.run_dir) == [0, 1, 2, 3, 4, 5, 6]
     fault, *_ = faults_of(run)  # the new process has the same trap
-    assert (fault["fault"], fault["pools"], fault["resumed_step"]) == ("WorkerDied", "generation", 2)
+    assert (fault["fault"], fault["pools"]) == ("WorkerDied", "generation")
+    assert fault["resumed_step"] in ((2,) if call == 6 else (2, 3)), "an update that had begun counts"
     rows = [row for row in run.rows() if "async/groups/consumed" in row]
     assert [row["async/groups/consumed"] for row in rows] == [8 * step for step in range(1, 7)]
     assert [row["async/staleness/max"] for row in rows[:2]] == [0.0, 1.0]

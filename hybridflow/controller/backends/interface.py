@@ -48,8 +48,7 @@ class Arguments:
 
     def request(self, handle: Handle, method: str, form: AnswerForm) -> Request:
         """The first argument of `WorkerHost.run`; the others are `stored`."""
-        fields = [list(field) if isinstance(field, tuple) else field for field in form]
-        return [handle.worker, handle.role, method, fields, list(self.args), dict(self.kwargs)]
+        return [handle.worker, handle.role, method, list(form), list(self.args), dict(self.kwargs)]
 
 
 @dataclass(eq=False, slots=True)

@@ -123,6 +123,7 @@ def test_every_row_is_located_in_order(sizes):
         torch.arange(4) % 2,
     ]
     parts += [torch.arange(len(flat)).flip(0), torch.arange(len(flat)).repeat(2)]
+    parts += [torch.arange(len(flat)).repeat_interleave(3), torch.tensor([0, 0, 0, 1, 1]) % len(flat)]
     parts += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
     found = located(Parts(torch.cat(parts), np.array([len(part) for part in parts])), sizes)
     widths = np.arange(len(sizes)) % 3 + 1
@@ -140,6 +141,26 @@ def test_every_row_is_located_in_order(sizes):
                 taken += whole if rows is None else whole[rows[0] : rows[1]]
         positions = range(len(part)) if order is None else positions_of(order)
         assert [taken[position] for position in positions] == [flat[row] for row in part.tolist()]
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_the_samples_of_a_prompt_share_its_row(times):
+    class Counting(LocalBackend):
+        num_rows = 0
+
+        def put(self, value: object) -> object:
+            assert isinstance(value, Packet)
+            self.num_rows += len(value.columns.get("prompt_ids", ()))
+            return super().put(value)
+
+    batch, backend = prompts(rows=5, siblings=1), Counting()
+    rows = torch.tensor([3, 0, 4, 4, 1])
+    ref = BatchRef.of(batch.repeat(times), backend)
+    assert same(ref.fetch(), Batch(batch.repeat(times).by_name))
+    assert same(ref.take(rows).fetch(), batch.repeat(times).select(rows))
+    assert backend.num_rows == len(batch)
+    again = BatchRef.of(batch.repeat(2).repeat(times), backend).fetch()
+    assert again.row("sample_index").tolist() == [*range(times)] * 10, "samples are numbered again"
 
 
 def test_object_columns_and_empty_rows_survive():

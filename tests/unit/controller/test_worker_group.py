@@ -68,7 +68,7 @@ def test_a_missing_column_is_named_with_the_stage_that_needs_it_and_the_call_tha
 
 def test_one_rank_reads_the_very_tensors_the_driver_gave():
     actor = group(Model)
-    given = prompts()
+    given = prompts(siblings=1)
     assert actor.generate(given).fetch().row("uid").data_ptr() == given.row("uid").data_ptr()
 
 

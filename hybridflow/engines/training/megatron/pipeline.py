@@ -83,8 +83,8 @@ def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[
 
 def metrics_of_last_stage(metrics: Metrics) -> Metrics:
     """The last stage's metrics, on all stages."""
-    own = json.dumps(SentMetrics.of(metrics).measures).encode()
-    return SentMetrics(json.loads(_from_last_stage(own))).received()
+    own = json.dumps(SentMetrics.of(metrics)).encode()
+    return SentMetrics(*json.loads(_from_last_stage(own))).received()
 
 
 def _from_last_stage(message: bytes) -> bytes:

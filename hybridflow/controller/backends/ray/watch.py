@@ -88,8 +88,13 @@ class Watch:
         self._calls = {ref: call for ref, call in self._calls.items() if id(call.handle.host) not in gone}
 
     def running_in(self, host: Host) -> Pending | None:
-        """The call that a process may still execute, also after a failure has dropped all calls."""
-        return next((call for call in (*self._dropped, *self._calls.values()) if call.handle.host is host), None)
+        """The first call to a process that has not ended, also after failures have dropped all calls."""
+        sent = {call.value: call for call in (*self._dropped, *self._calls.values()) if call.handle.host is host}
+        if not sent:
+            return None
+        references = references_of(list(sent))
+        _, running = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+        return next((call for value, call in sent.items() if value in running), None)
 
     def queue_of(self, host: Host) -> list[Pending]:
         """The calls to a process that are not known to have finished, in the order of their execution."""
@@ -252,7 +257,7 @@ class Watch:
         return self._raised_for is None or host.pool in self._raised_for
 
     def _drop_all(self) -> None:
-        self._dropped = list(self._calls.values())
+        self._dropped = [*self._dropped, *self._calls.values()]
         self._calls.clear()
 
     def _note(self, call: Pending, answer: object) -> None:

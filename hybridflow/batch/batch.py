@@ -65,7 +65,7 @@ class Batch:
 
     @property
     def by_name(self) -> Mapping[str, Column]:
-        """All columns."""
+        """All columns by name."""
         return self._by_name
 
     def __len__(self) -> int:
@@ -210,8 +210,11 @@ class Batch:
 
 
 class Repeated(Batch):
-    """Each row of a batch `times` times. Columns are copied when they are first read: a role that is given this batch
-    is sent `source` once, with the `index` [B] of each row in it (None: its own) and the columns that are `added`."""
+    """Each row of a batch `times` times, with copies adjacent.
+
+    Columns are repeated when they are first read. A role that is given this batch receives the rows of `source` once,
+    together with `index` [B], the row of `source` for each row (None: the same row), and the columns in `added`.
+    """
 
     __slots__ = ("added", "index", "source")
 
@@ -223,7 +226,7 @@ class Repeated(Batch):
 
     @property
     def by_name(self) -> Mapping[str, Column]:
-        """All columns."""
+        """All columns by name."""
         if not self._by_name:
             source = self.source if self.index is None else self.source.select(self.index)
             self._by_name = {**source.by_name, **self.added.by_name}

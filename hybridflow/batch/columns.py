@@ -60,7 +60,7 @@ COLUMNS: dict[str, ColumnSpec] = {
     "response_mask": ColumnSpec(
         Kind.tokens,
         torch.float32,
-        "1 for tokens that the policy sampled; rows without any are left out of passes of actor, critic and reference",
+        "1 for tokens that the policy sampled; the actor, critic and reference do not compute rows without any",
         "rollout.generate",
     ),
     "rollout_logprobs": ColumnSpec(Kind.tokens, torch.float32, "log-probability at sampling time", "rollout.generate"),

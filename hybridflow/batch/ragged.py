@@ -90,7 +90,7 @@ class Ragged:
         return self.values.new_zeros(len(self)).index_add(0, row, self.values)
 
     def spread(self, is_own: Tensor, lengths: Tensor) -> "Ragged":
-        """These rows where a mask [B] is True, among B rows of the given lengths [B], of which the others are 0."""
+        """B rows of the given lengths [B]: these rows, in order, where a mask [B] is True, and zeros elsewhere."""
         values = self.values.new_zeros(int(lengths.sum()), *self.values.shape[1:])
         values[is_own.repeat_interleave(lengths)] = self.values
         return Ragged.from_lengths(values, lengths)

@@ -14,7 +14,7 @@ MAIN = "main"
 """The pool with all devices, if the configuration defines no pools."""
 
 CPUS = "cpus"
-"""A pool of as many CPU processes, which is there if the configuration defines no pools and places a role in it."""
+"""A pool with one CPU process per device of `MAIN`, if the configuration defines no pools and places a role here."""
 
 
 def divisors(number: int) -> list[int]:
@@ -44,7 +44,7 @@ def num_devices(config: Experiment) -> int:
 
 
 def pool_sizes(config: Experiment) -> dict[str, int]:
-    """Number of devices per pool; `MAIN`, and `CPUS` if a role is placed there, if the configuration defines none."""
+    """Number of devices per pool. If the configuration defines none: `MAIN`, and `CPUS` if a role is placed there."""
     if config.placement.pools:
         return {name: pool.devices for name, pool in config.placement.pools.items()}
     implied = [MAIN, CPUS] if CPUS in placed_roles(config).values() else [MAIN]
@@ -52,7 +52,7 @@ def pool_sizes(config: Experiment) -> dict[str, int]:
 
 
 def placed_roles(config: Experiment) -> dict[str, str]:
-    """The pool of each role for which the configuration names one."""
+    """The pools of the roles that the configuration places."""
     return dict(config.placement.roles) | {n: role.pool for n, role in config.roles.items() if role.pool is not None}
 
 

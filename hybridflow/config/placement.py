@@ -52,8 +52,8 @@ class Pool(Section):
 
 @dataclass
 class Placement(Section):
-    """Pools and role placement. By default, all roles share one pool with all devices; for slow reward functions, see
-    `roles`."""
+    """Pools and role placement. By default, all roles share one pool with all devices; slow reward functions may have
+    their own (see `roles`)."""
 
     word: ClassVar[str | None] = "kind"
     """See `Section.word`."""
@@ -68,9 +68,9 @@ class Placement(Section):
 
     roles: dict[str, str] = field(default_factory=dict)
     """The pool of each role; roles that are not listed use the first pool, and the rollout uses the actor's. Without
-    `pools`, the pools are `main` (all devices) and `cpus` (as many CPU processes), where reward functions that may be
-    slow run by default on Ray, so that scoring overlaps with other calls (`placement.roles.reward=main`: with the
-    actor)."""
+    `pools`, the pools are `main` (all devices) and `cpus` (as many CPU processes). On Ray, reward functions that may be
+    slow run in `cpus` by default, so that scoring overlaps with other calls; `placement.roles.reward=main` runs them in
+    the actor's pool."""
 
 
 @dataclass

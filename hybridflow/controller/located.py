@@ -66,7 +66,7 @@ class Runs(NamedTuple):
     """[R] The number of rows of each run; `_WHOLE` for all rows of its shard."""
 
     times: np.ndarray
-    """[R] How many times each of these rows is taken, before the next one: the samples of a prompt repeat its row."""
+    """[R] How often each row of a run is repeated before the next row: once for each sample of a prompt."""
 
     orders: Sequence[bytes | None]
     """For each part, the position of each of its rows among those that its runs give; None if they are in order."""

@@ -24,8 +24,8 @@ class ResourcePool:
     """A Ray resource that the nodes of its devices must have; see `config.placement.Pool`."""
 
     has_only_functions: bool = False
-    """Only reward functions run on it, next to other pools: its ranks take none of the cluster's devices, are spread
-    over its nodes, and have no spare processes."""
+    """Whether only reward functions run on it. Its ranks then reserve none of the cluster's devices, are spread over
+    its nodes, and have no spare processes."""
 
     block: int = 1
     """Ranks 0 to block - 1, the next `block` ranks and so on share a node if the nodes allow it; divides `devices`."""

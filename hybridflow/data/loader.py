@@ -40,12 +40,12 @@ class BatchStream:
     """An endless stream of full batches from N rows.
 
     The order says which row is at position p of the stream. A batch takes rows until it is full; its `uid` count from
-    the position of its first row, and are the positions if no row is left out. The only state is the position: a batch
-    that was prepared and not taken is read again after a restart.
+    the position of its first row, and are the positions if no row is left out. The only state is the position: after a
+    restart, a batch that was prepared but not taken is read again.
 
         loader = BatchStream(table, batch_size=64, order=Epochs(len(table), seed=0, shuffle=True))
         batch = loader.next()
-        loader.prepare()                     # reads the next batch meanwhile
+        loader.prepare()                     # begins to read the next batch in a thread
         loader.restore(saved_state)          # continues as if never interrupted
     """
 
@@ -101,9 +101,9 @@ class BatchStream:
         return batch
 
     def prepare(self) -> None:
-        """Begins to read the batch that `next` will return, in a thread, unless the rows are in memory.
+        """Begins to read the batch that `next` will return, in a thread; does nothing if the rows are in memory.
 
-        `next` waits for the thread, and raises the error with which it has ended.
+        `next` waits for the thread, and raises its error if it failed.
         """
         is_drawn = self._drawn is not None and self._drawn[0] == self._position
         if isinstance(self._table, Batch) or is_drawn or self._prepared is not None:
@@ -138,7 +138,7 @@ class BatchStream:
     def _draw(self) -> tuple[int, int, Batch]:
         """The position, the position after the next batch, and that batch."""
         while self._drawn is None or self._drawn[0] != self._position:
-            self.prepare()  # so that rows are read in a thread from the first batch on
+            self.prepare()  # in a thread even if nothing overlaps, so that code that cannot run in one fails at once
             if self._prepared is None:
                 self._drawn = self._read(self._position)
                 continue

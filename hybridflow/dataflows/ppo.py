@@ -11,8 +11,8 @@ from hybridflow.observability.metrics import Metrics
 class PPO(Dataflow):
     """Sample, score, estimate, improve, publish.
 
-    The weights are published when the actor's update has ended, without waiting for the critic's. If the critic's fails
-    after that, the step is repeated from the restored models, whose weights are published first.
+    The weights are published when the actor's update has ended, without waiting for the critic's. If that one then
+    fails, the models are restored, their weights are published, and the step is repeated.
     """
 
     provides = ("values",)

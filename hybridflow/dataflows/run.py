@@ -91,7 +91,7 @@ class Run:
     """Called between two steps; returns whether the run should continue on more devices."""
 
     def prepare_data(self, step: int) -> None:
-        """Begins to read the batches that the streams yield next, if `step`, counted from 0, draws any."""
+        """Begins to read the next batch of each stream, if `step`, counted from 0, draws batches."""
         if step + self.asynchrony.depth < self.trainer.total_steps:
             for stream in self.streams.values():
                 stream.prepare()

@@ -113,7 +113,7 @@ def _of_tools(found: Sequence[object], name: str) -> LoadedEnvironment:
 
 
 def _made_by(found: Callable[..., object], config: EnvironmentSettings) -> type:
-    """The class of what a function returns for `environment.settings`, such as `gem.make`.
+    """The class of the environment that a function, such as `gem.make`, returns for `environment.settings`.
 
     The function need not accept settings that an adapter reads itself, such as the number of seats.
     """

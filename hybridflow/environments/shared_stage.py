@@ -11,9 +11,9 @@ from hybridflow.parallel.collectives import broadcast_bytes
 from hybridflow.parallel.groups import Ranks
 
 RECEIVE_SECONDS = 60.0
-"""How long the ranks wait for one message; then they wait for the next one, because collectives have a time limit.
+"""How long the first rank waits for events before it sends a message without any: collectives have a time limit.
 
-With `environment.processes=0`, a step of an environment must be shorter than that limit.
+With `environment.processes=0`, the wait for a step of an environment cannot be cut short: it must not reach that limit.
 """
 
 _AXES = "pipeline", "tensor"

@@ -35,7 +35,7 @@ Metrics = dict[str, Measure]
 
 
 class SentMetrics(NamedTuple):
-    """Metrics as a rank sends them: plain columns, which the driver of a thousand ranks unpickles and merges fast."""
+    """Metrics as a rank sends them: plain columns, which the driver unpickles and merges fast for a thousand ranks."""
 
     names: Sequence[str]
     reductions: Sequence[str]

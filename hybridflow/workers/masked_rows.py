@@ -1,4 +1,4 @@
-"""Rows whose masks are all 0, such as those of failed episodes and of stale groups: passes leave them out."""
+"""Passes without the rows whose masks are all 0, such as those of failed episodes and of stale groups."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ from hybridflow.engines.training.interface import TrainEngine
 def rows_with_tokens(batch: Batch, masks: Sequence[str]) -> Batch:
     """The rows in which one of the mask columns is not all 0; if there is no such row, the first row.
 
-    That row keeps the metrics of the loss, such as a sum of 0, which are averaged over ranks. All rows are kept if
-    there are no masks, and where several rows belong together (`ROWS_TOGETHER`), such as pairs.
+    That row yields the metrics of the loss (such as a sum of 0), which are averaged over ranks. All rows are kept if
+    there are no masks, or if several rows belong together (`ROWS_TOGETHER`), such as pairs.
     """
     counted = _counted(batch, masks)
     if counted.all():
@@ -40,7 +40,8 @@ def predicted(
 
 
 def _counted(batch: Batch, masks: Sequence[str]) -> Tensor:
-    """Whether each row [B] has a token; all do without masks, and where several rows belong together."""
+    """Whether each row [B] counts: whether a mask has a token there. All do if there are no masks, and if rows belong
+    together."""
     if not masks or batch.meta.get(ROWS_TOGETHER, 1) != 1:
         return torch.ones(len(batch), dtype=torch.bool)
     return torch.stack([batch.tokens(name).row_sums() for name in masks]).any(0)

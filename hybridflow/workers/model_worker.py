@@ -160,7 +160,7 @@ class ModelWorker(Worker):
     def predict(self, batch: Batch, *outputs: str, adapted: bool = True) -> Batch:
         """The named outputs of a forward pass, as token columns; `adapted=False` disables the low-rank adapter.
 
-        They are 0 in rows whose `response_mask` is 0, which are not computed.
+        Rows whose `response_mask` is all 0 are not computed: their outputs are 0.
         """
         found = predicted(self.engine, batch, outputs, temperature=self.setup.temperature, adapted=adapted)
         self.rest()

@@ -32,9 +32,10 @@ DATA = {
     main_reward_model.main: pairs_run,
 }
 TRAINED = {"ppo": ("actor", "critic")}
-"""The roles that learn, if others than the actor do."""
+"""The roles that learn, where it is not the actor alone."""
 COINS = {("kto", 0, "val-core/held_out/acc"), ("kto", 1, "rewards/accuracies")}
-"""Before the first update, policy and reference differ by rounding alone, and these are the signs of differences."""
+"""Metrics that are left out: before the first update, policy and reference differ only by rounding, and these are the
+signs of their differences."""
 
 
 QUICK = [("grpo", "single"), ("dpo", "single")]

@@ -69,10 +69,8 @@ class Command:
         self.run_dir, self.trap = folder / "run", folder / "trap"
         (folder / "judge.py").write_text(JUDGE.format(trap=str(self.trap)))
         run = [f"trainer={{total_steps: 6, run_dir: {self.run_dir}}}", f"reward.functions={folder}/judge.py:right"]
-        run += [
-            "reward.processes=0",
-            "placement.roles.reward=main",
-        ]  # the judge ends the process that it is in: the actor's
+        # The judge ends the process that it is in, which must be the actor's.
+        run += ["reward.processes=0", "placement.roles.reward=main"]
         self._words, self._processes = [*small_run(folder), *run, *words], processes
 
     def start(self, *more: str, kill_at: str = "") -> Ended:

@@ -91,7 +91,7 @@ class BackendOptions:
     """Devices of pools of CPUs, in addition to `devices`."""
 
     function_devices: int = 0
-    """Those of `cpu_devices` that only call reward functions, so that the others need not leave them processors."""
+    """Those of `cpu_devices` that only call reward functions; they do not reduce the threads of other processes."""
 
     threads: int | None = None
     start_timeout_seconds: float = START_TIMEOUT_SECONDS

@@ -29,8 +29,8 @@ class LossFn:
         loss_fn = LossFn(("logprobs",), lambda outputs, columns: Loss(-outputs["logprobs"].sum(), {}))
 
     It is called with the outputs by name, right-padded [B, R], and the microbatch's columns (token columns
-    right-padded [B, R], row columns [B]). Rows in which all columns of `masks` are 0 have no effect on it; without
-    `masks`, every row has.
+    right-padded [B, R], row columns [B]). Rows in which all columns in `masks` are 0 do not affect the loss, and may be
+    left out; without `masks`, no row may.
     """
 
     outputs: tuple[str, ...]

@@ -27,7 +27,7 @@ class Adapter:
     """Its episodes use `Model.info`."""
 
     own_settings: tuple[str, ...] = ()
-    """Names in `environment.settings` that the episode reads itself, and with which nothing is made."""
+    """Names in `environment.settings` that the adapter reads itself, and does not pass to the environment."""
 
 
 def wrapped_by(environment: Callable[..., object]) -> Callable[[Make], Callable[..., object]]:

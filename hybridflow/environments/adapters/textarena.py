@@ -71,7 +71,7 @@ def _opening(row: Mapping[str, object]) -> list[Message]:
 
 
 def _text(observation: object, player: int) -> str:
-    """A list of new messages as text: triples of sender (-1: the game), text and type, without the player's own."""
+    """The new messages, without the player's own, as text; each is a tuple of sender (-1: the game), text and type."""
     assert isinstance(observation, list), f"an observation of type {type(observation)}"
     return "\n".join(
         text if sender == -1 else f"[Player {sender}] {text}" for sender, text, *_ in observation if sender != player
@@ -79,7 +79,7 @@ def _text(observation: object, player: int) -> str:
 
 
 def _new_part(before: str, text: str) -> str:
-    """The text of a wrapped game after the previous one, if it repeats everything so far and adds to it."""
+    """The text without the previous one, if it begins with that one and is longer, as in games with a wrapper."""
     return text[len(before) :].lstrip("\n") if before and text != before and text.startswith(before) else text
 
 

@@ -232,10 +232,10 @@ def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *,
 def with_rewards_apart(
     composed: Composed, dataflow: type[Dataflow], settings: object, *, wants_old_logprobs: bool
 ) -> Composed:
-    """The same run with roles of slow reward functions in the pool `CPUS` by default, where their calls overlap.
+    """The same run with slow reward functions in the pool `CPUS`, where their calls overlap with others.
 
-    This requires Ray, a step with calls that need no scores, no pools given by the user, and no role in `CPUS`. A role
-    that the user places stays there. `settings` are the dataflow's.
+    It is unchanged without Ray, if all calls of a step need the scores, or if the user defines pools or places a role
+    in `CPUS`. A role that the user places stays where it is. `settings` are the dataflow's.
     """
     config, asynchrony = composed.config, composed.config.asynchrony
     is_placed = config.placement.kind is not PlacementKind.given or config.placement.pools
@@ -253,7 +253,7 @@ def with_rewards_apart(
         return composed
     for name in apart:
         words = "placement.roles.%s=%s: its functions may be slow, so they run in a pool of CPU processes"
-        logger.info(f"{words} (placement.roles.%s=%s runs them in the actor's)", name, CPUS, name, MAIN)
+        logger.info(f"{words} (placement.roles.%s=%s runs them in the actor's pool)", name, CPUS, name, MAIN)
     roles = dict(config.placement.roles) | dict.fromkeys(apart, CPUS)
     return with_values(composed, {"placement.roles": roles}, "device")
 

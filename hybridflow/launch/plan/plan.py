@@ -106,7 +106,7 @@ class RunPlan:
         return "cpu" if is_of_cpus(self.config, pool) else self.device
 
     def has_only_functions(self, pool: str) -> bool:
-        """Whether it is the pool `CPUS` of a configuration that defines no pools, and no role in it has a model."""
+        """Whether a pool is `CPUS`, in a configuration that defines no pools, and none of its roles has a model."""
         own = [role for role in self.roles if role.pool == pool]
         is_implied = pool == CPUS and not self.config.placement.pools
         return is_implied and all(isinstance(role.arguments, RewardFunctionRole) for role in own)

@@ -64,7 +64,7 @@ def staleness_problems(plan: RunPlan, what: str) -> Iterator[ConfigError]:
 
 
 def division_problems(plan: RunPlan, what: str, *, key: str) -> Iterator[ConfigError]:
-    """Why samples cannot be collected apart from the rest of a step, as `what`, the setting at `key`, asks."""
+    """Why a step cannot be divided into collecting samples and learning; `what` is the setting that requires it."""
     config, dataflow = plan.config, plan.dataflow
     if not learns_from_samples(dataflow):
         yield ConfigError(
@@ -136,13 +136,13 @@ def _scorers_between_updates(plan: RunPlan) -> list[str]:
     return [role.name for role in plan.roles if role.reward is not None and role.pool in trained]
 
 
-def _loss_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:
+def _loss_problems(plan: RunPlan, what: str) -> Iterator[ConfigError]:
     """The loss must compare the policy with the one that drew the samples, by a clipped ratio or by weights."""
     algorithm, loss = plan.config.algorithm, plan.functions.policy_loss
     is_weighted = algorithm.correction.weights is not CorrectionLevel.none
     if algorithm.old_logprobs is OldLogprobs.recompute and not is_weighted:
         yield ConfigError(
-            f"{key} with algorithm.old_logprobs=recompute: the weights move after samples are drawn, so recomputed"
+            f"{what} with algorithm.old_logprobs=recompute: the weights move after samples are drawn, so recomputed"
             " log-probabilities are not those of the policy that drew them, and the ratio would ignore the difference.",
             remedy="Use algorithm.old_logprobs=auto, which takes the rollout's, or add importance weights:"
             " algorithm.correction.weights=token.",
@@ -153,7 +153,7 @@ def _loss_problems(plan: RunPlan, key: str) -> Iterator[ConfigError]:
         return
     if "old_logprobs" not in loss.parameters or loss.name in _UNBOUNDED:
         yield ConfigError(
-            f"{key}: algorithm.policy_loss={loss.name} has no trust region, so nothing limits what it learns from"
+            f"{what}: algorithm.policy_loss={loss.name} has no trust region, so nothing limits what it learns from"
             " samples of older weights.",
             remedy="Use algorithm.policy_loss=ppo, or correct the loss with importance weights:"
             f" algorithm.correction.weights=token; or {_SYNCHRONOUS}.",

@@ -55,7 +55,7 @@ def pool_problems(plan: RunPlan) -> Iterator[Problem]:
     yield from _local_problems(plan)
     for pool in sorted(set(plan.pools) - {role.pool for role in plan.roles}):
         yield Advice(
-            f"The pool '{pool}' has {counted(plan.pools[pool], 'device')} and no role, so they are idle.",
+            f"The pool '{pool}' has {counted(plan.pools[pool], 'device')} and no role, so it stays idle.",
             remedy=f"Place a role there with placement.roles.<role>={pool}, or leave the pool out of placement.pools.",
         )
 

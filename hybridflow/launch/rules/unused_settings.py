@@ -82,7 +82,7 @@ def _of_roles(plan: RunPlan) -> Iterator[Unused]:
 
 
 def _of_asynchrony(plan: RunPlan) -> Iterator[Unused]:
-    """How far a run goes ahead that does not, and what becomes of groups that it does not generate one by one."""
+    """Settings of generation ahead in a run without it, and of partial rollouts in a run with whole batches."""
     settings = plan.config.asynchrony
     if not settings.max_staleness:
         further = ("asynchrony.when_stale", "rollout.transfer.overlap") if settings.partial_rollouts else ()

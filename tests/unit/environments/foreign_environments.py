@@ -148,7 +148,7 @@ class Repeats(Duel):
 
 
 class News(Repeats):
-    """The same as messages, of which each turn has only the new ones."""
+    """The same as a list of messages, which has only the new ones in each turn."""
 
     def get_observation(self):
         return 0, [(0, "what it did", "PLAYER_ACTION"), (-1, "Guess again.", "GAME_MESSAGE")]

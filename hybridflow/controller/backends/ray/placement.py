@@ -275,7 +275,7 @@ def too_few_devices(pool: ResourcePool, supply: Supply, *, waited_seconds: float
 def _bundle(pool: ResourcePool, resource: str, devices: int) -> dict[str, float]:
     """The resources of a number of the pool's devices, which a node must have together.
 
-    Reward functions alone take a byte of memory, which every node has, since a bundle cannot be empty.
+    A pool that runs only reward functions requests a byte of memory per device, because a bundle cannot be empty.
     """
     if pool.has_only_functions:
         return {"memory": devices}

@@ -96,8 +96,8 @@ class Spares:
         spares.close()
 
     A node gets as many as a pool has processes there, because the processes of a pool are replaced together, but at
-    most `most`. Pools of GPUs get none: Ray assigns its GPU to a process when it starts. Nor do pools of
-    reward functions alone.
+    most `most`. Pools of GPUs get none, because Ray assigns its GPU to a process when it starts; neither do pools that
+    run only reward functions.
     """
 
     def __init__(self, pulse: Pulse, *, most: int | None) -> None:
@@ -215,5 +215,5 @@ class Spares:
 
 
 def _is_replaceable(pool: ResourcePool) -> bool:
-    """Whether spare processes may take the places of the pool's."""
+    """Whether spare processes may replace those of the pool."""
     return pool.device == "cpu" and not pool.has_only_functions

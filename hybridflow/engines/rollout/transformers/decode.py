@@ -228,8 +228,8 @@ class Decoding:
         """Starts new requests in places of rows that are not needed, if that costs less than a pass of their own.
 
         Returns whether it did. The next `advance` reads their prompts with the other rows' tokens. The requests that
-        have finished must have been taken. Keys and values of finished requests make room if there are more than
-        `max_rows` rows.
+        have finished must have been taken. Keys and values of finished requests are dropped if there would otherwise be
+        more than `max_rows` rows.
         """
         step, num_tokens = self._step, sum(len(request.prompt) for request in requests)
         if not isinstance(step, GrowingStep) or not step.can_proceed:

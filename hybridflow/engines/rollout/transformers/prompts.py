@@ -12,7 +12,7 @@ from hybridflow.engines.rollout.transformers.attention import GrowingCache, next
 from hybridflow.engines.rollout.transformers.fixed import Prefill
 
 PASS_TOKENS = {"cpu": 256, "cuda": 16_384}
-"""The number of tokens whose reading costs as much as one more pass of the model, by the type of device."""
+"""Number of tokens that take as long to read as one more pass of the model, by the type of device."""
 
 
 def read_prompts(model: PreTrainedModel, prompts: Ragged, limit_tokens: int) -> Prefill:

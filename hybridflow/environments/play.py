@@ -64,7 +64,8 @@ class EpisodePlayer:
     `end_ids` are the tokens that end a reply. Failed episodes count against `environment.error_budget` for the life of
     the player; beyond it, `play` raises `EpisodeError`.
 
-        player = EpisodePlayer(config.environment, ModelInfo(tokenizer, 64, 128, config.environment.max_turns), end_ids)
+        info = ModelInfo(tokenizer, max_prompt_tokens=64, max_response_tokens=128, max_turns=8)
+        player = EpisodePlayer(config.environment, info, end_ids)
         batch = batch.join(player.play(batch, sampler, seed=0))
     """
 

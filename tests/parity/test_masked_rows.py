@@ -26,7 +26,7 @@ MINIBATCHES = (2, 1)
 MASKED = [1, 2, 3, 5]
 """All rows of the second rank."""
 
-Told = tuple[Metrics, torch.Tensor]
+Learned = tuple[Metrics, torch.Tensor]
 
 
 def samples() -> Batch:
@@ -40,7 +40,7 @@ def samples() -> Batch:
     return batch.with_columns(tokens={"response_mask": mask.like(kept)} | tokens)
 
 
-def learned(directory: Path, rank: int, ranks: int, engine: TrainingEngine, batch: Batch) -> Told:
+def learned(directory: Path, rank: int, ranks: int, engine: TrainingEngine, batch: Batch) -> Learned:
     """The metrics of an update, and what the policy then says of the rank's rows."""
     context = WorkerContext(
         "actor", rank, mesh=ParallelMesh({"data": ranks}), rendezvous=Rendezvous(rank=rank, world_size=ranks)
@@ -63,7 +63,7 @@ def of_rank(rank: int, directory: Path, engine: TrainingEngine) -> bytes:
 def test_a_rank_with_only_masked_rows_learns_with_the_others(toy_dir, engine):
     directory = toy_dir(num_key_value_heads=2)
     expected, outputs = learned(directory, 0, 1, TrainingEngine.single, samples())
-    answers: list[Told] = [pickle.loads(answer) for answer in run_ranks(of_rank, len(ROWS), directory, engine)]
+    answers: list[Learned] = [pickle.loads(answer) for answer in run_ranks(of_rank, len(ROWS), directory, engine)]
     found, wanted = plain(merge(metrics for metrics, _ in answers)), plain(expected)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():

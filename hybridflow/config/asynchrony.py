@@ -40,8 +40,8 @@ class Asynchrony(Section):
 
     partial_rollouts: bool = False
     """Groups (a prompt and its samples) that finish first are scored and trained on first, and the others continue with
-    the new weights; with max_staleness=0, a step waits for all of its groups. DAPO and `filter_out` then replace groups
-    one by one, so they train on other prompts than with whole batches. false: a step waits for its whole batch,
+    the new weights; with max_staleness=0, a step waits for all of its groups. DAPO and `filter_out` replace groups one
+    by one, so they train on other prompts than with whole batches. false: a step waits for its whole batch,
     which is generated with the same weights."""
 
     when_stale: WhenStale = WhenStale.wait

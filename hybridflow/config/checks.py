@@ -373,8 +373,8 @@ def placement_errors(config: Experiment) -> Iterator[ConfigError]:
             key = f"placement.roles.{role}" if role in config.placement.roles else f"roles.{role}.pool"
             yield ConfigError(
                 f"{key}={pool}: there is no such pool.",
-                remedy=f"Pools: {', '.join(known)}."
-                + (f" Add one with placement.pools.{pool}.devices=1." if pools else ""),
+                remedy=f"Use {' or '.join(known)}, or add the pool with placement.pools.{pool}.devices=1"
+                + ("." if pools else "; then define all pools of the run."),
                 key=key,
             )
     total = pooled_devices(config)

@@ -18,6 +18,9 @@ from hybridflow.batch.columns import Rows
 _Items = TypeVar("_Items", bytes, list[int])
 
 _NUMBER = np.dtype("<i4")
+_FIELDS = ("slot", "width", "first", "count", "times")
+"""The numbers of a run, as ranks receive them; see `Runs.instructions`."""
+
 _WHOLE = -1
 """In place of the number of rows of a run: all rows of its shard."""
 
@@ -86,14 +89,14 @@ class Runs(NamedTuple):
         first_slots = before - before[np.searchsorted(parts, parts)] + slots[parts]
         piece = np.cumsum(is_new) - 1
         columns = (first_slots[piece], widths[shards][piece], self.firsts, self.counts, self.times)
-        data, size = np.stack(columns, axis=1).astype(_NUMBER).tobytes(), len(columns) * _NUMBER.itemsize
+        data, size = np.stack(columns, axis=1).astype(_NUMBER).tobytes(), len(_FIELDS) * _NUMBER.itemsize
         read = _split(shards.tolist(), np.searchsorted(parts, np.arange(num_parts), side="right").tolist())
         return _split(data, (size * self.ends).tolist()), read
 
 
 def pieces(runs: bytes) -> Iterator[tuple[range, Rows]]:
     """The slots of the objects of each shard that a part reads, and the rows that it takes of them."""
-    table = np.frombuffer(runs, _NUMBER).reshape(-1, len(("slot", "width", "first", "count", "times")))
+    table = np.frombuffer(runs, _NUMBER).reshape(-1, len(_FIELDS))
     starts = np.flatnonzero((table[1:, :2] != table[:-1, :2]).any(axis=1)) + 1
     for own in np.split(table, starts) if len(table) else []:
         slot, width, first, count, times = own[0].tolist()
@@ -133,9 +136,10 @@ def located(parts: Parts, sizes: Sequence[int]) -> Runs:
         by_shard = np.argsort(key, kind="stable")
         key, index, shards = key[by_shard], index[by_shard], shards[by_shard]
         orders = _orders(by_shard, np.cumsum(parts.sizes))
-    once = np.flatnonzero(_begins(key) | _begins(index))
+    once = np.flatnonzero(_begins(key) | _begins(index))  # the places of rows that do not repeat the one before
     times = np.diff(once, append=len(index))
     key, index, shards, owners = key[once], index[once], shards[once], owners[once]
+    # A run begins with another part or shard, with a row that does not follow the one before, and with other `times`.
     starts = np.flatnonzero(_begins(key) | _begins(index - np.arange(len(index))) | _begins(times))
     counts, times = np.diff(starts, append=len(index)), times[starts]
     shards = shards[starts]

@@ -229,7 +229,7 @@ def with_old_logprobs_explained(composed: Composed, dataflow: type[Dataflow], *,
     return replace(composed, origins={**composed.origins, key: f"{composed.origins[key]}; resolved to: {became}"})
 
 
-def with_rewards_apart(
+def with_reward_pool(
     composed: Composed, dataflow: type[Dataflow], settings: object, *, wants_old_logprobs: bool
 ) -> Composed:
     """The same run with slow reward functions in the pool `CPUS`, where their calls overlap with others.
@@ -248,13 +248,13 @@ def with_rewards_apart(
     rewards = {n: config.roles.get(n, config.reward) for n, need in needs.items() if need.kind is Scorer}
     slow = [n for n, reward in rewards.items() if reward.model.path is None and may_be_slow(reward.functions)]
     placed = placed_roles(config)
-    apart = [] if CPUS in placed.values() else [name for name in slow if name not in placed]
-    if not apart:
+    moved = [] if CPUS in placed.values() else [name for name in slow if name not in placed]
+    if not moved:
         return composed
-    for name in apart:
+    for name in moved:
         words = "placement.roles.%s=%s: its functions may be slow, so they run in a pool of CPU processes"
         logger.info(f"{words} (placement.roles.%s=%s runs them in the actor's pool)", name, CPUS, name, MAIN)
-    roles = dict(config.placement.roles) | dict.fromkeys(apart, CPUS)
+    roles = dict(config.placement.roles) | dict.fromkeys(moved, CPUS)
     return with_values(composed, {"placement.roles": roles}, "device")
 
 

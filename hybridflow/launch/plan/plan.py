@@ -22,7 +22,7 @@ from hybridflow.launch.plan.defaults import (
     with_all_devices,
     with_device_defaults,
     with_old_logprobs_explained,
-    with_rewards_apart,
+    with_reward_pool,
     with_schedule_steps,
     with_stale_logprobs,
 )
@@ -153,7 +153,7 @@ def plan_run(
     config = composed.config
     functions = named_functions(config, dataflow, problems)
     wants = wants_old_logprobs(config, functions)
-    composed = with_rewards_apart(composed, dataflow, settings, wants_old_logprobs=wants)
+    composed = with_reward_pool(composed, dataflow, settings, wants_old_logprobs=wants)
     config = composed.config
     roles = tuple(plan_roles(config, dataflow, settings, has_layouts=has_layouts))
     return RunPlan(

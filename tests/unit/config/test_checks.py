@@ -67,8 +67,8 @@ CONFLICTS = [
         "algorithm.kl.horizon=12 is too short for 64 sequences",
         "Use 640 or more",
     ),
-    ({"placement.roles": {"critic": "judges"}}, "placement.roles.critic=judges: there is no such pool", "main, cpus"),
-    ({"roles": {"judge": Role(pool="far")}}, "roles.judge.pool=far: there is no such pool", "main, cpus"),
+    ({"placement.roles": {"critic": "judges"}}, "placement.roles.critic=judges: there is no such pool", "main or cpus"),
+    ({"roles": {"judge": Role(pool="far")}}, "roles.judge.pool=far: there is no such pool", "main or cpus"),
     (
         {"placement.pools": {"a": Pool(), "b": Pool()}},
         "The pools use 2 devices, but the run has 1",

@@ -59,6 +59,8 @@ class Watch:
         self._looked_at = 0.0
         self._calls: dict[Stored, Pending] = {}
         self._dropped: Sequence[Pending] = ()
+        """Calls that failures have dropped, and that processes may still execute; until `forget`."""
+
         self._most_unseen_calls = _MOST_UNSEEN_CALLS
         self._raised_for: Collection[ResourcePool] | None = None
         """The pools whose failures are raised; None for all."""

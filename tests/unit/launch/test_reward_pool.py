@@ -77,4 +77,7 @@ def test_layouts_are_planned_for_the_devices_without_the_processes_of_functions(
 def test_a_pool_that_there_is_not_is_named_with_those_that_there_are():
     with pytest.raises(ConfigError, match=r"placement\.roles\.reward=gpus: there is no such pool") as caught:
         planned("placement.roles.reward=gpus")
-    assert caught.value.remedy == "Pools: main, cpus."
+    assert (
+        caught.value.remedy
+        == "Use main or cpus, or add the pool with placement.pools.gpus.devices=1; then define all pools of the run."
+    )

@@ -41,7 +41,7 @@ class BatchRef:
         """A handle on a batch of this process; its columns are stored when a role first needs them."""
         if not isinstance(batch, Repeated):
             return BatchRef([View(Table.of_batch(batch, backend))], backend)
-        views = [View(Table.of_batch(batch.source, backend), batch.index), View(Table.of_batch(batch.added, backend))]
+        views = [View(Table.of_batch(batch.source, backend), batch.index), View(Table.added_to(batch, backend))]
         return BatchRef(views, backend)
 
     @staticmethod
@@ -52,7 +52,7 @@ class BatchRef:
     def stages(self) -> list[tuple[tuple[str, ...], Batch]]:
         """For each stage that has added columns, in order: the columns that it declares, and all of them, copied to
         this process."""
-        views = self._views
+        views = self._copied()._views
         return [(view.table.declared, BatchRef([view], self._backend).fetch()) for view in views]
 
     @staticmethod
@@ -69,9 +69,11 @@ class BatchRef:
     @staticmethod
     def concat(refs: Sequence["BatchRef"]) -> "BatchRef":
         """The rows of several batches with the same columns, in order."""
-        first = refs[0]
         if len(refs) == 1:
-            return first
+            return refs[0]
+        if len({len(ref._views) for ref in refs}) > 1:
+            refs = [ref._copied() for ref in refs]
+        first = refs[0]
         if any(len(ref._views) != len(first._views) for ref in refs):
             raise BatchError(
                 "Batches that passed through different stages cannot be concatenated.",
@@ -179,7 +181,7 @@ class BatchRef:
 
     def without(self, columns: Sequence[str]) -> "BatchRef":
         """All columns except some that its stages declare, without the stages' metadata; waits for the stages."""
-        views = [View(view.table.without(columns), view.index) for view in self._views]
+        views = [View(view.table.without(columns), view.index) for view in self._copied()._views]
         return BatchRef(views, self._backend, self._meta)
 
     def with_meta(self, **meta: float | int | str | bool | tuple[int, ...]) -> "BatchRef":
@@ -301,6 +303,16 @@ class BatchRef:
                 ends = np.cumsum(view.table.sizes)[:-1]
                 return Parts.cut(order, np.searchsorted(index[order].numpy(), ends))
         return None
+
+    def _copied(self) -> "BatchRef":
+        """This batch, with repeated rows copied: with one table for them, as a batch that was not repeated has."""
+        views: list[View] = []
+        for view in self._views:
+            if view.table.whole is not None:  # it comes after the view of the rows that were repeated
+                views[-1] = View(view.table.whole(), view.index)
+            else:
+                views.append(view)
+        return BatchRef(views, self._backend, self._meta)
 
     def _number(self, name: str, kind: str) -> Tensor:
         """A number per row [B] of a column, from the summaries of the newest table that has it."""

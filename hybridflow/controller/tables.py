@@ -1,7 +1,8 @@
 """The tables of a batch, on the driver: names, references and row numbers of columns, never their tokens."""
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hybridflow.batch import Batch
-from hybridflow.batch.batch import Meta
+from hybridflow.batch.batch import Meta, Repeated
 from hybridflow.batch.columns import COLUMNS, Column, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.located import Parts, Runs, located, whole
@@ -59,6 +60,9 @@ class Table:
         self.packed = packed
         """Columns that share packets, which a reader must leave out if it did not ask for them."""
 
+        self.whole: Callable[[], Table] | None = None
+        """For the columns added to repeated rows: returns the table of all columns, in which the rows are copied."""
+
         self._backend = backend
         self._summaries: list[Summary] | None = None
         self._sizes: list[int] | None = None
@@ -80,6 +84,13 @@ class Table:
         return Table([shard], summary.columns if declared is None else declared, backend)
 
     @staticmethod
+    def added_to(batch: Repeated, backend: Backend) -> "Table":
+        """The columns that were added to repeated rows."""
+        table = Table.of_batch(Batch(batch.added.by_name, batch.meta), backend)
+        table.whole = cache(lambda: Table.of_batch(Batch(batch.by_name, batch.meta), backend))
+        return table
+
+    @staticmethod
     def of_answers(
         calls: Sequence[Pending], provides: tuple[str, ...], rows: Sequence[int | None], backend: Backend
     ) -> "Table":
@@ -98,7 +109,11 @@ class Table:
         # A column that only some of the tables declare may be in the packet of the rest of the others.
         undecided = {name for table in tables for name in table.declared if name not in declared}
         packed = dict.fromkeys(name for table in tables for name in table.packed if name not in undecided)
-        return Table(shards, declared, first._backend, packed=tuple(packed))
+        concatenated = Table(shards, declared, first._backend, packed=tuple(packed))
+        wholes = [table.whole for table in tables if table.whole is not None]
+        if len(wholes) == len(tables):
+            concatenated.whole = cache(lambda: Table.concat([whole() for whole in wholes]))
+        return concatenated
 
     def without(self, names: Sequence[str]) -> "Table":
         """The table without metadata, and without some of the columns that it declares; waits for the stage."""

@@ -163,6 +163,22 @@ def test_the_samples_of_a_prompt_share_its_row(times):
     assert again.row("sample_index").tolist() == [*range(times)] * 10, "samples are numbered again"
 
 
+def test_repeated_rows_can_be_concatenated_with_others():
+    backend = LocalBackend()
+    actor = WorkerGroup(Model, ResourcePool("main", 2), backend, role="actor")
+    repeated = prompts(rows=4, siblings=1).repeat(2)
+    repeated.meta["k"] = 1
+    plain = repeated.select(torch.arange(2, 6))
+    first, second = actor.generate(repeated), actor.generate(plain)
+    mixed = BatchRef.concat([first.take([7, 0]), second, BatchRef.concat([first, first.take([3])])])
+    parts = [first.fetch().select([7, 0]), second.fetch(), first.fetch(), first.fetch().select([3])]
+    assert same(mixed.fetch(), Batch.concat(parts)) and mixed.meta["k"] == 1
+    restored = BatchRef.of_stages(first.stages(), backend)
+    assert [declared for declared, _ in first.stages()] == [declared for declared, _ in second.stages()]
+    assert same(BatchRef.concat([restored, first]).fetch(), Batch.concat([first.fetch(), first.fetch()]))
+    assert "answer" not in first.without(["answer", "sample_index"]).fetch().columns
+
+
 def test_object_columns_and_empty_rows_survive():
     batch = Batch.of(
         tokens={"prompt_ids": Ragged.from_rows([[], [1, 2], []], dtype=torch.int64)},

@@ -25,14 +25,14 @@ import time
 from hybridflow.engines.rollout.transformers.engine import TransformersEngine
 
 class Slow(TransformersEngine):
-    '''No step is faster than a few milliseconds.'''
+    '''A long episode takes longer than a step of training and a transfer.'''
 
     def __init__(self, setup):
         ends, mesh = setup.eos_token_ids, setup.ranks.mesh
         super().__init__(setup.load_model(), max_sequences=64, eos_token_ids=ends, tokenizer=setup.tokenizer, mesh=mesh)
 
     def _step(self):
-        time.sleep(0.01)
+        time.sleep(0.02)
         return super()._step()
 
 class Tailed(Slow):
@@ -52,7 +52,7 @@ from hybridflow.resharding.resharder import Resharder
 moved = Resharder._moved
 
 class Counting(Tailed):
-    '''Weights that arrive in a thread take half a second; notes how many steps of decoding are taken meanwhile.'''
+    '''Weights that arrive in a thread take 0.3 seconds; notes how many steps of decoding are taken meanwhile.'''
 
     arriving, steps = False, 0
 
@@ -64,7 +64,7 @@ def slowly_moved(self, stage, version):
     if current_thread() is main_thread():
         return moved(self, stage, version)
     Counting.arriving, Counting.steps = True, 0
-    time.sleep(0.5)
+    time.sleep(0.3)
     report = moved(self, stage, version)
     Counting.arriving = False
     with Path(__file__).with_name("steps").open("a") as file:

@@ -305,7 +305,7 @@ class BatchRef:
         return None
 
     def _copied(self) -> "BatchRef":
-        """This batch, with repeated rows copied: with one table for them, as a batch that was not repeated has."""
+        """The same batch with repeated rows copied, so that it has the tables of a batch without repeated rows."""
         views: list[View] = []
         for view in self._views:
             if view.table.whole is not None:  # it comes after the view of the rows that were repeated

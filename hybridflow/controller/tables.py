@@ -86,8 +86,8 @@ class Table:
     @staticmethod
     def added_to(batch: Repeated, backend: Backend) -> "Table":
         """The columns that were added to repeated rows."""
-        table = Table.of_batch(Batch(batch.added.by_name, batch.meta), backend)
-        table.whole = cache(lambda: Table.of_batch(Batch(batch.by_name, batch.meta), backend))
+        table = Table.of_batch(batch.added.with_columns(meta=batch.meta), backend)
+        table.whole = cache(lambda: Table.of_batch(batch, backend))
         return table
 
     @staticmethod

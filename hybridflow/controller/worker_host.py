@@ -204,7 +204,7 @@ def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summ
     """The summary of a batch that a method returned, a packet of the columns it provides, and one of the rest."""
     if not isinstance(answer, Batch):
         raise BatchError(
-            f"The method provides {list(form.provides)}, but returned an object of type {type(answer).__name__}.",
+            f"The method provides {form.provides}, but returned an object of type {type(answer).__name__}.",
             remedy="Return a Batch with these columns and one row per row of the batch it was given.",
         )
     missing = [name for name in form.provides if name not in answer]

@@ -30,7 +30,7 @@ from hybridflow.controller.backends.ray.placement import (
 )
 from hybridflow.controller.backends.ray.pulse import Pulse
 from hybridflow.controller.backends.ray.spares import Spares
-from hybridflow.controller.backends.ray.watch import DEATHS, Watch, references_of
+from hybridflow.controller.backends.ray.watch import DEATHS, Watch, are_ready, references_of
 from hybridflow.controller.call_log import CallLog
 from hybridflow.controller.resource_pool import ResourcePool
 from hybridflow.controller.worker import WorkerSpec
@@ -145,7 +145,7 @@ class RayBackend:
 
     def has_ended(self, pending: Sequence[Pending]) -> bool:
         """Whether all results, or their errors, are there."""
-        return _are_ready(references_of([call.value for call in pending if not call.done]))
+        return are_ready([call.value for call in pending if not call.done])
 
     def put(self, value: object) -> Stored:
         """Puts a value into the object store; returns its reference."""
@@ -300,7 +300,7 @@ class RayBackend:
         """
         for host in hosts:
             call = self._watch.running_in(host)
-            if call is not None and not call.done and _has_reached_its_actor(call):
+            if call is not None and _has_reached_its_actor(call):
                 ray.cancel(references_of([call.value])[0])
         self._watch.forget(hosts)
 
@@ -359,13 +359,4 @@ def _answered(asked: Mapping[ray.ObjectRef, Host], seconds: float) -> dict[Host,
 
 def _has_reached_its_actor(call: Pending) -> bool:
     """Whether a call that is first in the queue of its process waits for no output of another call."""
-    return _are_ready(references_of(call.given))
-
-
-def _are_ready(references: Sequence[ray.ObjectRef]) -> bool:
-    """Whether all objects, or the errors in their place, are there."""
-    distinct = [*dict.fromkeys(references)]
-    if not distinct:
-        return True
-    ready, _ = ray.wait(distinct, num_returns=len(distinct), timeout=0, fetch_local=False)
-    return len(ready) == len(distinct)
+    return are_ready(call.given)

@@ -91,12 +91,8 @@ class Watch:
 
     def running_in(self, host: Host) -> Pending | None:
         """The first call to a process that has not ended, also after failures have dropped all calls."""
-        sent = {call.value: call for call in (*self._dropped, *self._calls.values()) if call.handle.host is host}
-        if not sent:
-            return None
-        references = references_of(list(sent))
-        _, running = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
-        return next((call for value, call in sent.items() if value in running), None)
+        sent = (call for call in (*self._dropped, *self._calls.values()) if call.handle.host is host)
+        return next((call for call in sent if not are_ready([call.value])), None)
 
     def queue_of(self, host: Host) -> list[Pending]:
         """The calls to a process that are not known to have finished, in the order of their execution."""
@@ -325,6 +321,15 @@ def references_of(stored: Sequence[Stored]) -> list[ray.ObjectRef]:
     references = [reference for reference in stored if isinstance(reference, ray.ObjectRef)]
     assert len(references) == len(stored), f"not all are references: {stored}"
     return references
+
+
+def are_ready(stored: Sequence[Stored]) -> bool:
+    """Whether all stored values, or the errors in their place, are there."""
+    references = [*dict.fromkeys(references_of(stored))]
+    if not references:
+        return True
+    ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
+    return len(ready) == len(references)
 
 
 def _node(failed: Pending | None) -> str:

@@ -36,16 +36,19 @@ _SIZE_BYTES = 4
 
 
 class Reference:
-    """An object of the other process, which forgets it when the last reference to it ends."""
+    """An object of the other process, which forgets it when the last reference to it ends.
 
-    __slots__ = ("_freed", "ref")
+    `number` is that of the call or put that made it.
+    """
 
-    def __init__(self, number: int, index: int, freed: list[tuple[int, int]]) -> None:
-        self.ref = (number, index)
+    __slots__ = ("_freed", "number")
+
+    def __init__(self, number: int, freed: list[int]) -> None:
+        self.number = number
         self._freed = freed
 
     def __del__(self) -> None:
-        self._freed.append(self.ref)
+        self._freed.append(self.number)
 
 
 class CrowdBackend:
@@ -56,7 +59,7 @@ class CrowdBackend:
         self.sent_bytes = self.received_bytes = self.num_messages = 0
         self._number = 0
         self._calls: dict[int, Pending] = {}
-        self._freed: list[tuple[int, int]] = []
+        self._freed: list[int] = []
         self._folder = tempfile.TemporaryDirectory()
         address = str(Path(self._folder.name) / "socket")
         with Listener(address) as listener:
@@ -77,10 +80,10 @@ class CrowdBackend:
         self._number += 1
         sent = time.time()
         stored: tuple[Reference, ...] = arguments.stored  # type: ignore[assignment]
-        taken = [each.ref for each in stored]
+        taken = [each.number for each in stored]
         place = (handle.pool.name, handle.rank)
         self._send("call", self._number, *place, arguments.request(handle, method, form), taken)
-        packets = tuple(Reference(self._number, index, self._freed) for index in range(form.objects - 1))
+        packets = (Reference(self._number, self._freed),) if form.objects > 1 else ()
         pending = Pending(handle, method, self._number, packets, changes=form.changes, number=number, sent=sent)
         self._calls[self._number] = pending
         return pending
@@ -111,13 +114,13 @@ class CrowdBackend:
     def put(self, value: object) -> Stored:
         """Sends a value to the other process."""
         self._number += 1
-        self._send("put", (self._number, 0), value)
-        return Reference(self._number, 0, self._freed)
+        self._send("put", self._number, value)
+        return Reference(self._number, self._freed)
 
     def get(self, stored: Sequence[Stored]) -> list[object]:
         """Values from the other process."""
         self.wait(list(self._calls.values()))
-        self._send("get", [cast(Reference, value).ref for value in stored])
+        self._send("get", [cast(Reference, value).number for value in stored])
         return cast(list, self._receive())
 
     def stored(self) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from scale_backend import CrowdBackend
 from hybridflow.batch import Batch, Ragged
 from hybridflow.config.loop import Trainer
 from hybridflow.controller import BatchRef, ResourcePool, WorkerGroup
+from hybridflow.controller.freed_memory import keep_freed_memory
 from hybridflow.data.loader import BatchStream
 from hybridflow.data.order import Epochs
 from hybridflow.dataflows.loop import Loop
@@ -56,8 +57,8 @@ TENSOR = 8
 
 WARM_UP = 1
 
-ON_BATCH = ("generate", "score", "values", "advantages", "update")
-"""Calls of which each continues with the batch of the one before."""
+ON_BATCH = ("draw", "generate", "score", "values", "advantages", "update")
+"""Acts of which each continues with the batch of the one before."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--profile", nargs="+", help="print profiles of these calls (also `step`), instead of JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as runs do
     backend = started_backend(options.messages)
     try:
         with tempfile.TemporaryDirectory() as directory, frozen():  # as commands run
@@ -159,12 +161,14 @@ class Bench:
                 pstats.Stats(profile, stream=sys.stdout).sort_stats("tottime").print_stats(30)
 
     def _acts(self) -> dict[str, Callable[[], object]]:
-        groups, batch = self._groups, dict[str, BatchRef]()
+        groups, batch, prompts = self._groups, dict[str, BatchRef](), dict[str, Batch]()
         actor, critic = groups["actor"], groups["critic"]
 
+        def draw() -> None:
+            prompts["it"] = self._prompts.next().repeat(SAMPLES_PER_PROMPT)
+
         def generate() -> None:
-            prompts = self._prompts.next().repeat(SAMPLES_PER_PROMPT)
-            batch["it"] = groups["rollout"].generate(prompts).result()
+            batch["it"] = groups["rollout"].generate(prompts["it"]).result()
 
         def add(role: str, method: str) -> Callable[[], None]:
             def act() -> None:
@@ -174,6 +178,7 @@ class Bench:
 
         return {
             "empty": lambda: actor.publish_weights(version=0).result(),
+            "draw": draw,
             "generate": generate,
             "score": add("reward", "score"),
             "values": add("critic", "values"),

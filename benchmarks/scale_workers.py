@@ -37,9 +37,6 @@ NUM_METRICS = 24
 
 PART_BYTES = 1024
 
-Ref = tuple[int, int]
-"""The number of the call or put that made an object, and the object's index among its results."""
-
 
 class Instant(Worker):
     """Answers every call of the worker class that it plays, with columns, metrics or files of the right form."""
@@ -105,7 +102,8 @@ class Crowd:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._hosts: dict[tuple[str, int], WorkerHost] = {}
-        self._stored: dict[Ref, object] = {}
+        self._stored: dict[int, object] = {}
+        """By the number of the call or put."""
 
     def obey(self, message: bytes) -> bool:
         """Executes a message of the driver; False once it was the last."""
@@ -123,27 +121,27 @@ class Crowd:
                 self._hosts[pool, rank] = WorkerHost(rank, device="cpu", node="node", threads=1)
             self._hosts[pool, rank].build(played, None)
 
-    def call(self, number: int, pool: str, rank: int, request: Request, taken: list[Ref]) -> None:
-        """Runs a method on one rank, keeps the packets, and sends the rest of the answer."""
-        stored = [self._stored[ref] for ref in taken]
+    def call(self, number: int, pool: str, rank: int, request: Request, taken: list[int]) -> None:
+        """Runs a method on one rank, keeps the packet, and sends the rest of the answer."""
+        stored = [self._stored[made] for made in taken]
         answer = self._hosts[pool, rank].run(request, *stored)
-        small, *packets = answer if isinstance(answer, tuple) else (answer,)
-        for index, packet in enumerate(packets):
-            self._stored[number, index] = packet
+        small = answer
+        if isinstance(answer, tuple):
+            small, self._stored[number] = answer
         self._connection.send_bytes(pickle.dumps((number, small), protocol=5))
 
-    def put(self, ref: Ref, value: object) -> None:
+    def put(self, number: int, value: object) -> None:
         """Keeps an object of the driver."""
-        self._stored[ref] = value
+        self._stored[number] = value
 
-    def get(self, refs: list[Ref]) -> None:
+    def get(self, numbers: list[int]) -> None:
         """Sends objects to the driver."""
-        self._connection.send_bytes(pickle.dumps([self._stored[ref] for ref in refs], protocol=5))
+        self._connection.send_bytes(pickle.dumps([self._stored[number] for number in numbers], protocol=5))
 
-    def forget(self, refs: list[Ref]) -> None:
+    def forget(self, numbers: list[int]) -> None:
         """Drops objects to which the driver has no reference any more."""
-        for ref in refs:
-            self._stored.pop(ref, None)
+        for number in numbers:
+            self._stored.pop(number, None)
 
     def count(self) -> None:
         """Sends the number of objects that are kept, and the bytes of their tensors."""

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_MOST_COMPARED, _MOST_ROUNDS = 32, 24
-"""Groups of a rank that are considered for an exchange (some difference of 32 by 32 is close enough), and rounds."""
+_MOST_COMPARED, _MOST_ROUNDS = 16, 24
+"""Groups of a rank that are considered for an exchange (some difference of 16 by 16 is close enough), and rounds."""
 
 
 def balanced_groups(group_ids: Sequence[int], costs: Sequence[float], parts: int) -> list[list[int]]:
@@ -28,44 +28,54 @@ def balanced_groups(group_ids: Sequence[int], costs: Sequence[float], parts: int
     return [sorted(rows) for rows in chosen]
 
 
-def exchanged_groups(owners: np.ndarray, costs: np.ndarray, parts: int, *, most: float) -> np.ndarray:
+def exchanged_groups(owners: np.ndarray, costs: np.ndarray, parts: int, *, most: np.ndarray) -> np.ndarray:
     """The rank of each group [G] after exchanges that bring loads to at most `most`, as far as that succeeds.
 
     Starts with `owners` [G], with `costs` [G]. In each round, every rank with more exchanges a group with one of the
     ranks with the smallest loads, for one of its groups or for none, so that both loads are then as close as possible:
     the largest with the smallest, the next largest with the next smallest and so on in the first round, and with others
     later. One or two exchanges per rank are enough, so most groups stay where they are. No rank loses its last group.
+
+    `most` [M] has a number for each of M pieces, whose ranks are numbered after those of the piece before.
     """
     owners, costs = owners.copy(), costs.astype(np.float64)
+    starts = parts * np.arange(len(most))[:, None]
     for shift in range(_MOST_ROUNDS):
-        loads = np.bincount(owners, costs, minlength=parts)
-        by_load = np.argsort(loads, kind="stable")
-        count = min(parts // 2, int((loads > most).sum()))
-        if not count:
+        of_pieces = np.bincount(owners, costs, minlength=parts * len(most)).reshape(-1, parts)
+        by_load = np.argsort(of_pieces, axis=1, kind="stable") + starts
+        counts = np.minimum(parts // 2, (of_pieces > most[:, None]).sum(1))
+        if not counts.any():
             break
-        low, high = np.roll(by_load[: parts // 2], -shift)[:count], by_load[::-1][:count]
+        is_paired = np.arange(parts // 2) < counts[:, None]
+        low = np.roll(by_load[:, : parts // 2], -shift, axis=1)[is_paired]
+        high = by_load[:, ::-1][:, : parts // 2][is_paired]
+        count, loads = len(high), of_pieces.flatten()
         wanted = (loads[high] - loads[low]) / 2
-        table = _first_groups(owners, parts)
-        given = np.where(table >= 0, costs[table], np.inf)[high]
-        returned = np.where(table >= 0, costs[table], -np.inf)[low]
-        nothing = np.where(table[high, 1:2] >= 0, 0.0, -np.inf) if table.shape[1] > 1 else np.full((count, 1), -np.inf)
+        of_high, of_low = _first_groups(owners, high), _first_groups(owners, low)
+        given = np.where(of_high >= 0, costs[of_high], np.inf)
+        returned = np.where(of_low >= 0, costs[of_low], -np.inf)
+        nothing = np.where((of_high >= 0).sum(1) > 1, 0.0, -np.inf)[:, None]
         gains = given[:, :, None] - np.concatenate([nothing, returned], 1)[:, None, :]
         distance = np.abs(gains - wanted[:, None, None]).reshape(count, -1)
         best = distance.argmin(1)
         pairs = np.flatnonzero(distance[np.arange(count), best] < wanted)
         row, column = np.divmod(best[pairs], gains.shape[2])
-        owners[table[high[pairs], row]] = low[pairs]
+        owners[of_high[pairs, row]] = low[pairs]
         is_swap = column > 0
-        owners[table[low[pairs], column - 1][is_swap]] = high[pairs][is_swap]
+        owners[of_low[pairs, column - 1][is_swap]] = high[pairs][is_swap]
     return owners
 
 
-def _first_groups(owners: np.ndarray, parts: int) -> np.ndarray:
-    """The first groups of each rank, as many as are compared, [parts, groups]; -1 where it has fewer."""
-    by_owner = np.argsort(owners, kind="stable")
-    counts = np.bincount(owners, minlength=parts)
-    position = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-    table = np.full((parts, max(1, min(_MOST_COMPARED, int(counts.max())))), -1)
+def _first_groups(owners: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """The first groups of some ranks, as many as are compared, [ranks, groups]; -1 where a rank has fewer."""
+    places = np.full(1 + int(max(owners.max(), ranks.max())), -1)
+    places[ranks] = np.arange(len(ranks))
+    place = places[owners]
+    groups = np.flatnonzero(place >= 0)
+    by_place = groups[np.argsort(place[groups], kind="stable")]
+    counts = np.bincount(place[groups], minlength=len(ranks))
+    position = np.arange(len(groups)) - np.repeat(np.cumsum(counts) - counts, counts)
+    table = np.full((len(ranks), max(1, min(_MOST_COMPARED, int(counts.max())))), -1)
     is_compared = position < table.shape[1]
-    table[owners[by_owner][is_compared], position[is_compared]] = by_owner[is_compared]
+    table[place[by_place][is_compared], position[is_compared]] = by_place[is_compared]
     return table

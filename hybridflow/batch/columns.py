@@ -174,7 +174,7 @@ def chosen(column: Column, rows: Rows) -> Column:
         start, stop = rows
         return column.slice(start, stop) if isinstance(column, Ragged) else column[start:stop]
     if isinstance(column, list):
-        return list(map(column.__getitem__, rows.tolist()))
+        return [column[row] for row in rows.tolist()]
     index = torch.as_tensor(rows, dtype=torch.int64)
     return column.select(index) if isinstance(column, Ragged) else column[index]
 

@@ -7,15 +7,13 @@ times as many small operations. Each rank receives its piece of these arrays as 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hybridflow.batch.columns import Rows
-
-_Items = TypeVar("_Items", bytes, list[int])
 
 _NUMBER = np.dtype("<i4")
 _FIELDS = ("slot", "width", "first", "count", "times")
@@ -31,11 +29,6 @@ class Parts:
 
     rows: Tensor
     sizes: np.ndarray
-
-    @staticmethod
-    def cut(rows: Tensor, ends: np.ndarray) -> "Parts":
-        """Consecutive positions, cut at all `ends` [P - 1] of parts but the last."""
-        return Parts(rows, np.diff(ends, prepend=0, append=len(rows)))
 
     @property
     def owners(self) -> np.ndarray:
@@ -74,24 +67,26 @@ class Runs(NamedTuple):
     orders: Sequence[bytes | None]
     """For each part, the position of each of its rows among those that its runs give; None if they are in order."""
 
-    def instructions(self, widths: np.ndarray, slots: np.ndarray) -> tuple[list[bytes], list[list[int]]]:
-        """The bytes that tell each rank how to read its part (see `pieces`), and the shards that it reads, in order.
+    def instructions(self, widths: np.ndarray, slots: np.ndarray) -> tuple[list[bytes], np.ndarray, list[int]]:
+        """The bytes that tell each rank how to read its part (see `pieces`), and the objects that they read.
 
-        A rank reads `widths` [S] objects of a shard, in consecutive slots; its first is in slot `slots` [P].
+        Shard s has `widths[s]` objects, which a rank reads in consecutive slots; its first is in slot `slots` [P].
+        Objects are returned as positions among those of all shards, for one rank after the other, with the end of each.
         """
-        num_parts, num_runs = len(self.ends), len(self.shards)
-        if not num_runs:
-            return [b""] * num_parts, [[] for _ in range(num_parts)]
+        num_parts = len(self.ends)
         parts = np.repeat(np.arange(num_parts), np.diff(self.ends, prepend=0))
         is_new = _begins(self.shards) | _begins(parts)
         shards, parts = self.shards[is_new], parts[is_new]
-        before = np.cumsum(widths[shards]) - widths[shards]
-        first_slots = before - before[np.searchsorted(parts, parts)] + slots[parts]
+        width = widths[shards]
+        ends = np.cumsum(width)
+        begins = ends - width
+        first_slots = begins - begins[np.searchsorted(parts, parts)] + slots[parts]
         piece = np.cumsum(is_new) - 1
-        columns = (first_slots[piece], widths[shards][piece], self.firsts, self.counts, self.times)
+        columns = (first_slots[piece], width[piece], self.firsts, self.counts, self.times)
         data, size = np.stack(columns, axis=1).astype(_NUMBER).tobytes(), len(_FIELDS) * _NUMBER.itemsize
-        read = _split(shards.tolist(), np.searchsorted(parts, np.arange(num_parts), side="right").tolist())
-        return _split(data, (size * self.ends).tolist()), read
+        objects = np.repeat((np.cumsum(widths) - widths)[shards] - begins, width) + np.arange(width.sum())
+        rank_ends = np.append(0, ends)[np.searchsorted(parts, np.arange(num_parts), side="right")]
+        return _split(data, (size * self.ends).tolist()), objects, rank_ends.tolist()
 
 
 def pieces(runs: bytes) -> Iterator[tuple[range, Rows]]:
@@ -138,7 +133,8 @@ def located(parts: Parts, sizes: Sequence[int]) -> Runs:
         orders = _orders(by_shard, np.cumsum(parts.sizes))
     once = np.flatnonzero(_begins(key) | _begins(index))  # the places of rows that do not repeat the one before
     times = np.diff(once, append=len(index))
-    key, index, shards, owners = key[once], index[once], shards[once], owners[once]
+    if len(once) < len(index):
+        key, index, shards, owners = key[once], index[once], shards[once], owners[once]
     # A run begins with another part or shard, with a row that does not follow the one before, and with other `times`.
     starts = np.flatnonzero(_begins(key) | _begins(index - np.arange(len(index))) | _begins(times))
     counts, times = np.diff(starts, append=len(index)), times[starts]
@@ -157,7 +153,9 @@ def located(parts: Parts, sizes: Sequence[int]) -> Runs:
 
 def _begins(values: np.ndarray) -> np.ndarray:
     """Where values differ from those before them; the first one does."""
-    return np.diff(values, prepend=values[:1] - 1) != 0
+    found = np.ones(len(values), dtype=bool)
+    np.not_equal(values[1:], values[:-1], out=found[1:])
+    return found
 
 
 def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[bytes | None]:
@@ -172,6 +170,6 @@ def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[bytes | None]:
     return [order if changes else None for order, changes in zip(parts, is_moved, strict=True)]
 
 
-def _split(items: _Items, ends: Sequence[int]) -> list[_Items]:
-    """Consecutive parts of a sequence that end at the given positions."""
+def _split(items: bytes, ends: Sequence[int]) -> list[bytes]:
+    """Consecutive parts of some bytes that end at the given positions."""
     return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]

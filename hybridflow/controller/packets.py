@@ -1,8 +1,11 @@
 """Data that crosses process boundaries: columns, their summary for the driver, and the rows that a rank takes."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +33,11 @@ class Packet:
 Numbers = tuple[str, bytes]
 """One number per row: the name of its dtype, and bytes, which thousands of ranks send and the driver joins."""
 
+_LENGTH = torch.int32
+"""The dtype of lengths in a summary, half as wide as that of `Ragged.lengths`."""
+
+PerRow = Literal["lengths", "scalars"]
+
 
 def numbers_of(column: Tensor) -> Numbers:
     """The numbers of a row column [B]."""
@@ -46,45 +54,93 @@ def joined(parts: Sequence[Numbers]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The part of a rank's result that the driver receives: numbers per row, never tokens."""
+class SummaryForm:
+    """The meaning of a summary's bytes, which is the same for all ranks of a call."""
+
+    columns: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    """The dtypes of the numbers per row in `Summary.numbers`: the first for all rows, then the next for all rows."""
+
+    lengths: Mapping[str, int]
+    """For each token column, the place among `dtypes` of its tokens per row."""
+
+    scalars: Mapping[str, int]
+    """For each row column with one number per row, the place of its numbers."""
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def parsed(text: str) -> "SummaryForm":
+        """The form that `text` wrote."""
+        columns, dtypes, lengths, scalars = json.loads(text)
+        return SummaryForm(tuple(columns), tuple(dtypes), lengths, scalars)
+
+    @property
+    def text(self) -> str:
+        """The form as JSON."""
+        return json.dumps([self.columns, self.dtypes, self.lengths, self.scalars])
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Bytes per row before each of the numbers, and of all."""
+        return [0, *accumulate(getattr(torch, dtype).itemsize for dtype in self.dtypes)]
+
+    def without(self, names: Sequence[str]) -> "SummaryForm":
+        """The form without some columns, whose numbers remain."""
+        columns = tuple(name for name in self.columns if name not in names)
+        lengths, scalars = ({n: p for n, p in own.items() if n not in names} for own in (self.lengths, self.scalars))
+        return SummaryForm(columns, self.dtypes, lengths, scalars)
+
+
+class Summary(NamedTuple):
+    """The part of a rank's result that the driver receives: numbers per row, never tokens.
+
+    It has few parts and is sent as a list of them, since the driver unpickles those of thousands of ranks.
+    """
 
     rows: int
-    columns: tuple[str, ...]
-    lengths: Mapping[str, Numbers]
-    """Tokens per row [B] of each token column."""
+    form: str
+    """The text of a `SummaryForm`."""
 
-    scalars: Mapping[str, Numbers]
-    """Row columns with one number per row [B]."""
-
+    numbers: bytes
     meta: Meta
 
     @staticmethod
     def of(columns: Mapping[str, Column], rows: int, meta: Meta) -> "Summary":
-        """The summary of some columns; columns with the same offsets share their lengths."""
+        """The summary of some columns; those with equal numbers, such as lengths, share them."""
         row_columns, tokens, _ = by_kind(columns)
-        shared: dict[int, Numbers] = {}
-        for column in tokens.values():
-            if column.offsets.data_ptr() not in shared:
-                shared[column.offsets.data_ptr()] = numbers_of(column.lengths)
-        return Summary(
-            rows,
-            tuple(columns),
-            {name: shared[column.offsets.data_ptr()] for name, column in tokens.items()},
-            {name: numbers_of(column) for name, column in row_columns.items() if column.dim() == 1},
-            meta,
-        )
+        lengths = {name: numbers_of(column.lengths.to(_LENGTH)) for name, column in tokens.items()}
+        scalars = {name: numbers_of(column) for name, column in row_columns.items() if column.dim() == 1}
+        parts = list(dict.fromkeys([*lengths.values(), *scalars.values()]))
+        places = [{name: parts.index(numbers) for name, numbers in own.items()} for own in (lengths, scalars)]
+        form = SummaryForm(tuple(columns), tuple(dtype for dtype, _ in parts), *places)
+        return Summary(rows, form.text, b"".join(data for _, data in parts), meta)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return SummaryForm.parsed(self.form).columns
+
+    @property
+    def token_columns(self) -> Collection[str]:
+        """Names of the token columns."""
+        return SummaryForm.parsed(self.form).lengths.keys()
+
+    def per_row(self, name: str, kind: PerRow) -> Numbers | None:
+        """The numbers [B] of a column: tokens per row, or scalars; None if it has none of this kind."""
+        form = SummaryForm.parsed(self.form)
+        place = (form.lengths if kind == "lengths" else form.scalars).get(name)
+        if place is None:
+            return None
+        return form.dtypes[place], self.numbers[form.starts[place] * self.rows : form.starts[place + 1] * self.rows]
 
     def without(self, names: Sequence[str]) -> "Summary":
         """The summary without some columns, and without metadata."""
-        columns = tuple(name for name in self.columns if name not in names)
-        lengths = {name: numbers for name, numbers in self.lengths.items() if name not in names}
-        scalars = {name: numbers for name, numbers in self.scalars.items() if name not in names}
-        return Summary(self.rows, columns, lengths, scalars, {})
+        return Summary(self.rows, SummaryForm.parsed(self.form).without(names).text, self.numbers, {})
 
 
-TablePart = tuple[bytes, bytes | None, tuple[str, ...], Meta]
-"""Some rows of a table: the runs and the order of `located.Runs`, columns of its packets to leave out, and metadata."""
+TablePart = tuple[bytes, bytes | None, tuple[str, ...], Meta | None]
+"""Some rows of a table: the runs and the order of `located.Runs`, columns of its packets to leave out, and metadata
+(None: that of the packets, which the driver does not know yet)."""
 
 
 class Portion(NamedTuple):
@@ -104,14 +160,14 @@ def assembled(portion: Portion, stored: Sequence[object], *, stage: str) -> Batc
     columns: dict[str, Column] = {}
     meta: Meta = {}
     for runs, order, hidden, table_meta in portion.tables:
-        meta |= table_meta
+        meta |= table_meta or {}
         shards: list[dict[str, Column]] = []
         for slots, rows in pieces(runs):
             shard: dict[str, Column] = {}
             for slot in slots:
                 packet = stored[slot]
                 assert isinstance(packet, Packet), f"slot {slot} holds {type(packet)}"
-                meta |= packet.meta
+                meta |= packet.meta if table_meta is None else {}
                 for name, column in packet.columns.items():
                     if (portion.wanted is None or name in portion.wanted) and name not in hidden:
                         shard[name] = chosen(column, rows)

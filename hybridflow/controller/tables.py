@@ -1,7 +1,7 @@
 """The tables of a batch, on the driver: names, references and row numbers of columns, never their tokens."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain
 
@@ -14,26 +14,27 @@ from hybridflow.batch.batch import Meta, Repeated
 from hybridflow.batch.columns import COLUMNS, Column, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.located import Parts, Runs, located, whole
-from hybridflow.controller.packets import Packet, Summary, TablePart, joined
+from hybridflow.controller.packets import Packet, PerRow, Summary, TablePart, joined
 
 
 @dataclass(eq=False, slots=True)
 class Shard:
     """Rows of a table that one call returned, or that the driver holds."""
 
-    columns: Mapping[str, Stored]
-    """The packet of each declared column. A call returns one for all: each further object costs Ray as much as a small
-    message."""
+    packets: "tuple[Stored, ...] | HeldColumns"
+    """One packet of all columns if a call returned them: each further object costs Ray as much as a small message.
+    Otherwise, one per column that is read."""
 
     rows: int | None = None
     """Their number; None until the result is known."""
 
-    rest: Stored | None = None
-    """The packet of columns beyond those declared, and of the metadata."""
-
     call: Pending | None = None
     summary: Summary | None = None
     """None until the call's answer has been read."""
+
+    def objects(self, is_read: Callable[[str], bool]) -> Sequence[Stored]:
+        """The objects that have the columns to be read."""
+        return self.packets.of(is_read) if isinstance(self.packets, HeldColumns) else self.packets
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,17 +49,23 @@ class Taken:
         """No objects yet, for `num_ranks` ranks."""
         return Taken([[] for _ in range(num_ranks)])
 
+    def add(self, objects: Iterable[Stored], read: np.ndarray, ends: Sequence[int]) -> None:
+        """Adds those of the objects that are `read`, by position: for one rank after the other, until its end."""
+        found = np.fromiter(objects, dtype=object)[read].tolist()
+        for own, start, end in zip(self.stored, [0, *ends[:-1]], ends, strict=True):
+            own.extend(found[start:end])
+
 
 class Table:
     """The columns that one stage added: consecutive shards, which all have the columns `declared`."""
 
     def __init__(
-        self, shards: Sequence[Shard], declared: tuple[str, ...], backend: Backend, *, packed: tuple[str, ...] = ()
+        self, shards: Sequence[Shard], declared: tuple[str, ...], backend: Backend, *, removed: Sequence[str] = ()
     ) -> None:
         self.shards = shards
         self.declared = declared
-        self.packed = packed
-        """Columns that share packets, which a reader must leave out if it did not ask for them."""
+        self.removed = tuple(removed)
+        """Columns of the shards that the table does not have; see `without`."""
 
         self.whole: Callable[[], Table] | None = None
         """For the columns added to repeated rows: returns the table of all columns, in which the rows are copied."""
@@ -73,14 +80,10 @@ class Table:
     def of_batch(batch: Batch, backend: Backend, declared: tuple[str, ...] | None = None) -> "Table":
         """A batch of this process; a column is stored for workers when it is first needed.
 
-        All columns are declared, or those that are given; the others are stored at once.
+        All columns are declared, or those that are given.
         """
         summary = Summary.of(batch.by_name, len(batch), batch.meta)
-        rest = None
-        if declared is not None:
-            others = {name: column for name, column in batch.by_name.items() if name not in declared}
-            rest = backend.put(Packet(others, batch.meta))
-        shard = Shard(_StoredWhenNeeded(batch.by_name, backend), len(batch), rest, summary=summary)
+        shard = Shard(HeldColumns(batch.by_name, backend), len(batch), summary=summary)
         return Table([shard], summary.columns if declared is None else declared, backend)
 
     @staticmethod
@@ -95,40 +98,29 @@ class Table:
         calls: Sequence[Pending], provides: tuple[str, ...], rows: Sequence[int | None], backend: Backend
     ) -> "Table":
         """The answers of one stage: a shard per call."""
-        shards = [
-            Shard(dict.fromkeys(provides, call.packets[0]), count, call.packets[1], call)
-            for call, count in zip(calls, rows, strict=True)
-        ]
-        return Table(shards, provides, backend, packed=provides)
+        shards = [Shard(call.packets, count, call) for call, count in zip(calls, rows, strict=True)]
+        return Table(shards, provides, backend)
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
         """Several tables, concatenated."""
         first, shards = tables[0], [shard for table in tables for shard in table.shards]
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
-        # A column that only some of the tables declare may be in the packet of the rest of the others.
-        undecided = {name for table in tables for name in table.declared if name not in declared}
-        packed = dict.fromkeys(name for table in tables for name in table.packed if name not in undecided)
-        concatenated = Table(shards, declared, first._backend, packed=tuple(packed))
+        removed = dict.fromkeys(name for table in tables for name in table.removed)
+        concatenated = Table(shards, declared, first._backend, removed=tuple(removed))
         wholes = [table.whole for table in tables if table.whole is not None]
         if len(wholes) == len(tables):
             concatenated.whole = cache(lambda: Table.concat([whole() for whole in wholes]))
         return concatenated
 
     def without(self, names: Sequence[str]) -> "Table":
-        """The table without metadata, and without some of the columns that it declares; waits for the stage."""
-        declared = tuple(name for name in self.declared if name not in names)
+        """The table without metadata and without some of its columns; waits for the stage."""
         shards = [
-            Shard(
-                {name: shard.columns[name] for name in declared},
-                summary.rows,
-                rest=shard.rest if set(summary.columns) > set(self.declared) else None,
-                call=shard.call,
-                summary=summary.without(names),
-            )
+            replace(shard, summary=summary.without(names))
             for shard, summary in zip(self.shards, self.summaries(), strict=True)
         ]
-        return Table(shards, declared, self._backend, packed=self.packed)
+        declared = tuple(name for name in self.declared if name not in names)
+        return Table(shards, declared, self._backend, removed=(*self.removed, *names))
 
     @property
     def settled(self) -> bool:
@@ -161,8 +153,9 @@ class Table:
             awaited = [shard for shard in self.shards if shard.summary is None]
             answers = self._backend.wait([shard.call for shard in awaited if shard.call]) if awaited else []
             for shard, answer in zip(awaited, answers, strict=True):
-                assert isinstance(answer, Summary), f"not a summary: {answer}"
-                shard.summary, shard.rows = answer, answer.rows
+                assert isinstance(answer, list), f"not the parts of a summary: {answer}"
+                shard.summary = Summary(*answer)
+                shard.rows = shard.summary.rows
             self._summaries = [shard.summary for shard in self.shards if shard.summary]
         return self._summaries
 
@@ -172,15 +165,16 @@ class Table:
             self._meta = {name: value for summary in self.summaries() for name, value in summary.meta.items()}
         return self._meta
 
-    def numbers(self, name: str, kind: str) -> Tensor | None:
+    def numbers(self, name: str, kind: PerRow) -> Tensor | None:
         """A number per row [B] of a column, of the `kind` lengths or scalars; None if a shard lacks it.
 
         Waits for the stage.
         """
         if (name, kind) not in self._numbers:
-            known = [summary.lengths if kind == "lengths" else summary.scalars for summary in self.summaries()]
-            parts = [columns[name] for columns in known if name in columns]
-            self._numbers[name, kind] = joined(parts) if len(parts) == len(known) else None
+            known = [summary.per_row(name, kind) for summary in self.summaries()]
+            parts = [numbers for numbers in known if numbers is not None]
+            numbers = joined(parts) if len(parts) == len(known) else None
+            self._numbers[name, kind] = numbers.long() if numbers is not None and kind == "lengths" else numbers
         return self._numbers[name, kind]
 
     def calls_of(self, shards: Collection[int]) -> set[int]:
@@ -237,38 +231,33 @@ class View:
         later: Collection[str],
         undeclared: frozenset[str] | None,
         taken: Taken,
-    ) -> list[TablePart]:
+    ) -> list[TablePart] | None:
         """How each rank reads the `wanted` columns of its rows (None: all); adds what it must read to `taken`.
 
         It does not read columns that `later` tables declare. `undeclared` are the wanted columns that no table
         declares, and that this one may have (None: all columns are wanted). If no column is read, only the table's
-        metadata travels, if it is known.
+        metadata travels, if it has any and it is known; None without both.
         """
         table = self.table
-        names = [n for n in table.declared if n not in later and (wanted is None or n in wanted)]
-        hidden = tuple(n for n in table.packed if n not in names and (wanted is None or n in wanted))
-        meta: Meta = table.meta() if table.settled else {}
-        if table.settled:
-            extra = set(table.known) - set(table.declared)
-            reads_rest = bool(extra if undeclared is None else extra & undeclared)
-        else:
-            reads_rest = bool(names) or undeclared is None or table.may_have(undeclared)
-        if not names and not reads_rest:
-            return [(b"", None, (), meta)] * places.num_parts
+        left_out = {*table.removed, *(name for name in table.known if name in later)}
+
+        def is_read(name: str) -> bool:
+            return name not in left_out and (wanted is None or name in wanted)
+
+        meta = table.meta() if table.settled else None
+        may_have_more = meta is None and (undeclared is None or table.may_have(undeclared))
+        if not may_have_more and not any(map(is_read, table.known)):
+            return [(b"", None, (), meta) for _ in range(places.num_parts)] if meta else None
+        hidden = tuple(sorted(name for name in left_out if wanted is None or name in wanted))
         place = places.of(self)
-        objects = {number: _objects(table.shards[number], names, reads_rest) for number in set(place.shards.tolist())}
+        used = np.flatnonzero(np.bincount(place.shards, minlength=len(table.shards)))
+        objects = [table.shards[number].objects(is_read) for number in used.tolist()]
         widths = np.zeros(len(table.shards), dtype=np.int64)
-        widths[list(objects)] = list(map(len, objects.values()))
-        runs, shards = place.instructions(widths, np.array([len(own) for own in taken.stored]))
-        for own, numbers in zip(taken.stored, shards, strict=True):
-            own.extend(chain.from_iterable(map(objects.__getitem__, numbers)))
-        taken.calls.update(table.calls_of(objects))
+        widths[used] = list(map(len, objects))
+        runs, read, ends = place.instructions(widths, np.array([len(own) for own in taken.stored]))
+        taken.add(chain.from_iterable(objects), read, ends)
+        taken.calls.update(table.calls_of(used.tolist()))
         return [(own, order, hidden, meta) for own, order in zip(runs, place.orders, strict=True)]
-
-
-def _objects(shard: Shard, names: Sequence[str], reads_rest: bool) -> list[Stored]:
-    found = list(dict.fromkeys(map(shard.columns.__getitem__, names)))
-    return [*found, shard.rest] if reads_rest and shard.rest is not None else found
 
 
 class Places:
@@ -295,14 +284,18 @@ class Places:
         return self._known[key][1]
 
 
-class _StoredWhenNeeded(dict[str, Stored]):
-    """References to columns of the driver, which are put into the store when they are first read."""
+class HeldColumns:
+    """Columns of the driver, each of which is put into the store when it is first read."""
 
     def __init__(self, columns: Mapping[str, Column], backend: Backend) -> None:
-        super().__init__()
         self._columns = columns
         self._backend = backend
+        self._stored: dict[str, Stored] = {}
 
-    def __missing__(self, name: str) -> Stored:
-        self[name] = self._backend.put(Packet({name: self._columns[name]}, {}))
-        return self[name]
+    def of(self, is_read: Callable[[str], bool]) -> list[Stored]:
+        """The packets of the columns to be read."""
+        names = [name for name in self._columns if is_read(name)]
+        for name in names:
+            if name not in self._stored:
+                self._stored[name] = self._backend.put(Packet({name: self._columns[name]}, {}))
+        return [self._stored[name] for name in names]

@@ -51,9 +51,8 @@ class AnswerForm(NamedTuple):
 
     @property
     def objects(self) -> int:
-        """The number of objects a call returns: a value; or a summary, and a packet of the provided columns and one of
-        all others."""
-        return 3 if self.wanted and self.provides else 1
+        """The number of objects a call returns: a value, or a summary and a packet of columns."""
+        return 2 if self.wanted and self.provides else 1
 
 
 VALUE = AnswerForm(True, [])
@@ -141,7 +140,7 @@ class WorkerHost:
         """Calls a method; portions among its arguments become batches, made from the stored packets.
 
         Returns the small part of the answer and what the call log's `Measured` has, in one list, which Ray sends faster
-        than a tuple; with packets, a tuple of the list and them.
+        than a tuple; with a packet, a tuple of both.
         """
         began, started = time.time(), time.perf_counter()
         worker, role, method, fields, args, kwargs = request
@@ -156,13 +155,13 @@ class WorkerHost:
             hosted = self.workers[worker]
             with ACTIVITY.calling(stage, is_watched=_is_own(type(hosted), method)):
                 answer = getattr(hosted, method)(*args, **named)
-            small, packets = _answered(answer, form, given[0] if given else None)
+            small, packet = _answered(answer, form, given[0] if given else None)
         except (Exception, SystemExit) as error:
             raise call_failed(error, role=role, rank=self.rank, node=self.info().place, method=method) from error
         seconds = time.perf_counter() - started
-        sizes = _sizes(given, packets)
+        sizes = _sizes(given, packet)
         measured = [small, began, seconds, *sizes, peak_memory_bytes(self.device), ACTIVITY.waited_seconds]
-        return (measured, *packets) if form.objects > 1 else measured
+        return measured if packet is None else (measured, packet)
 
 
 def _is_own(kind: type[Worker], method: str) -> bool:
@@ -178,30 +177,30 @@ def _received(value: object, stored: tuple[object, ...], given: list[Batch], sta
     return batch
 
 
-def _sizes(given: Sequence[Batch], packets: Sequence[Packet]) -> tuple[int, int, int, int]:
+def _sizes(given: Sequence[Batch], packet: Packet | None) -> tuple[int, int, int, int]:
     """Bytes given and added, rows, and tokens: those generated, else those given."""
+    added = packet.columns if packet else {}
     taken = sum(nbytes(batch.by_name) for batch in given)
-    added = sum(nbytes(packet.columns) for packet in packets)
-    generated = sum(num_token_ids(packet.columns) for packet in packets)
-    return taken, added, len(given[0]) if given else 0, generated or (num_tokens(given[0].by_name) if given else 0)
+    tokens = num_token_ids(added) or (num_tokens(given[0].by_name) if given else 0)
+    return taken, nbytes(added), len(given[0]) if given else 0, tokens
 
 
-def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[object, tuple[Packet, ...]]:
-    """The value sent to the driver, and the packets that stay here."""
+def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[object, Packet | None]:
+    """The value sent to the driver, and the packet that stays here."""
     if not form.wanted:
-        return None, ()
+        return None, None
     if not form.provides:
         if isinstance(answer, Batch):
             raise BatchError(
                 "The method returned a Batch, but @transfer names no columns that it provides.",
                 remedy="Name the columns it adds: @transfer(..., provides=('values',)).",
             )
-        return SentMetrics.of(answer) if is_metrics(answer) else answer, ()
+        return SentMetrics.of(answer) if is_metrics(answer) else answer, None
     return _packed(answer, form, given)
 
 
-def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summary, tuple[Packet, ...]]:
-    """The summary of a batch that a method returned, a packet of the columns it provides, and one of the rest."""
+def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[list, Packet]:
+    """The parts of the summary of the batch that a method returned, and a packet of what it added or changed."""
     if not isinstance(answer, Batch):
         raise BatchError(
             f"The method provides {form.provides}, but returned an object of type {type(answer).__name__}.",
@@ -219,16 +218,11 @@ def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[Summ
             remedy="Return each row exactly once, in the order given.",
         )
     before = given.by_name if given is not None else {}
-    declared: dict[str, Column] = {}
-    rest: dict[str, Column] = {}
+    added = {name: answer.by_name[name] for name in form.provides}
     for name, column in answer.by_name.items():
-        if name in form.provides:
-            declared[name] = column
-        elif name not in before or not _same(column, before[name]):
-            rest[name] = column
-    summary = Summary.of(declared | rest, len(answer), answer.meta)
-    provided = {name: declared[name] for name in form.provides}
-    return summary, (Packet(provided, {}), Packet(rest, answer.meta))
+        if name not in before or not _same(column, before[name]):
+            added[name] = column
+    return list(Summary.of(added, len(answer), answer.meta)), Packet(added, answer.meta)
 
 
 def _same(column: Column, given: Column) -> bool:

@@ -107,7 +107,7 @@ class TracingBackend(LocalBackend):
 def _num_rows(portion: Portion, stored: Sequence[Stored]) -> int:
     """Rows of a portion: those that it takes of each shard."""
     count = 0
-    for slots, rows in pieces(portion.tables[0][0]):
+    for slots, rows in pieces(portion.tables[0][0] if portion.tables else b""):
         packet = stored[slots[0]]
         assert isinstance(packet, Packet), f"slot {slots[0]} holds {type(packet)}"
         count += len(chosen(next(iter(packet.columns.values())), rows))
@@ -116,5 +116,5 @@ def _num_rows(portion: Portion, stored: Sequence[Stored]) -> int:
 
 def _added(answer: object, form: AnswerForm) -> tuple[str, ...]:
     """Columns of an answer: those promised, and then the others."""
-    found = answer.columns if isinstance(answer, Summary) else ()
+    found = Summary(*answer).columns if form.provides and isinstance(answer, list) else ()
     return tuple(dict.fromkeys([*(name for name in form.provides if name in found), *found]))

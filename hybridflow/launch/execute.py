@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 
+from hybridflow.controller.freed_memory import keep_freed_memory
 from hybridflow.dataflows.run import AfterStep
 from hybridflow.elastic.claim import release
 from hybridflow.elastic.stopping import Stop
@@ -52,6 +53,7 @@ def opened_run(
     start: Start | None = None,
 ) -> Iterator[OpenedRun]:
     """Starts the roles of a run, from its checkpoint if there is one; stops them and writes the report at the end."""
+    keep_freed_memory()  # of the driver's arrays over all rows of a batch, several per call
     reporting, trainer = Reporting(prepared), prepared.plan.config.trainer
     if trainer.restarts and trainer.total_steps and start is None:
         logger.warning("trainer.restarts=%d has no effect on runs from Python and in sweeps", trainer.restarts)

@@ -127,9 +127,10 @@ def test_every_row_is_located_in_order(sizes):
     parts += [torch.randint(0, len(flat), (count,), generator=generator) for count in (1, 2, 5, 20)]
     found = located(Parts(torch.cat(parts), np.array([len(part) for part in parts])), sizes)
     widths = np.arange(len(sizes)) % 3 + 1
-    read = found.instructions(widths, np.full(len(parts), 7))
-    for part, runs, numbers, order in zip(parts, *read, found.orders, strict=True):
-        stored = [*range(7), *itertools.chain.from_iterable([number] * int(widths[number]) for number in numbers)]
+    objects = [number for number, width in enumerate(widths.tolist()) for _ in range(width)]
+    instructions, read, ends = found.instructions(widths, np.full(len(parts), 7))
+    for part, runs, own, order in zip(parts, instructions, np.split(read, ends[:-1]), found.orders, strict=True):
+        stored = [*range(7), *(objects[place] for place in own)]
         taken: list[str] = []
         for slots, rows in pieces(runs):
             [number] = {stored[slot] for slot in slots}
@@ -199,7 +200,7 @@ def test_a_call_waits_only_for_the_stages_that_may_have_its_columns(generated):
         """A stage that has not answered."""
 
         def __init__(self) -> None:
-            self.packets = (Packet({}, {}), Packet({}, {}))
+            self.packets = (Packet({}, {}),)
             self.number = 99
 
     scored = BatchRef(
@@ -260,7 +261,7 @@ class Declares(Worker):
 
 
 def test_no_column_of_concatenated_stages_is_lost():
-    """One stage has the column in its packet of provided columns, the other in that of the rest."""
+    """One stage declares a column that the other returns too."""
     group = WorkerGroup(Declares, ResourcePool("own", 2), LocalBackend(), role="own")
     batch = Batch.of(rows={"uid": torch.arange(4)})
     both = BatchRef.concat([group.one(batch), group.two(batch)])

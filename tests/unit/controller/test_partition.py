@@ -59,10 +59,10 @@ def test_balanced_rows_stay_on_the_shard_they_lie_on():
     shuffled = actor.generate(prompts).take(torch.randperm(12, generator=torch.Generator().manual_seed(0)))
     for shard, part in enumerate(rows_of(partition(shuffled, 3, role="critic"))):
         taken = Taken.by(1)
-        runs, order, *_ = shuffled.portion(torch.tensor(part), taken, wanted=("response_ids",)).tables[1]
+        [(runs, order, *_)] = shuffled.portion(torch.tensor(part), taken, wanted=("response_ids",)).tables
         [(slots, rows)] = pieces(runs)
         assert rows is None and order is None
-        assert taken.stored[0][slots[0]] is shuffled._views[1].table.shards[shard].columns["response_ids"]
+        assert taken.stored[0][slots[0]] is shuffled._views[1].table.shards[shard].packets[0]
 
 
 def test_unbalanced_rows_mostly_stay_on_the_shard_they_lie_on():

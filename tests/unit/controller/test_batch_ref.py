@@ -239,6 +239,8 @@ def test_columns_that_share_a_packet_can_be_left_out_or_replaced(generated):
     fetched = generated.fetch()
     kept = generated.without(["response_ids"])
     assert set(kept.fetch().columns) == set(fetched.columns) - {"response_ids"}
+    assert kept.fetch().meta == kept.meta == {}
+    assert same(BatchRef.concat([kept, kept]).fetch(), Batch.concat([kept.fetch(), kept.fetch()]))
     with pytest.raises(BatchError, match="needs the columns \\['response_ids'\\]"):
         kept.fetch(["response_ids"])
     newer = Batch.of(rows={"weight_version": fetched.row("weight_version") + 7})

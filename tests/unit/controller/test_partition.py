@@ -115,6 +115,25 @@ def test_every_minibatch_is_divided_by_itself():
         assert all(minibatch)
 
 
+@pytest.mark.parametrize("longest", [2, 60, 4000])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("prompts", [8, 16])
+def test_minibatches_are_divided_as_each_is_alone(longest, seed, prompts):
+    """Minibatches that are balanced as they are, after exchanges, and only after all prompts have moved."""
+    num_parts, size = 4, 4 * prompts
+    lengths = torch.randint(1, longest, (3 * size,), generator=torch.Generator().manual_seed(seed)).tolist()
+    batch = reference([row // 4 for row in range(3 * size)], lengths)
+    starts = [0, size, 2 * size]
+    alone = [rows_of(partition(batch.take(range(start, start + size)), num_parts, role="actor")) for start in starts]
+    expected = [
+        [start + row for start, parts in zip(starts, alone, strict=True) for row in parts[part]]
+        for part in range(num_parts)
+    ]
+    division = divided(batch, num_parts, role="actor", minibatch_rows=size)
+    assert rows_of(division.parts) == expected
+    assert [list(sizes) for sizes in zip(*division.minibatch_rows, strict=True)] == [list(map(len, p)) for p in alone]
+
+
 def test_one_part_or_one_minibatch_is_not_cut():
     whole = reference(list(range(4)), [3, 3, 3, 3])
     assert divided(whole, 1, role="actor", minibatch_rows=2).parts is None

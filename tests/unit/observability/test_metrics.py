@@ -2,7 +2,19 @@
 
 import pytest
 
-from hybridflow.observability.metrics import Measure, last, maximum, mean, merge, minimum, plain, summary, total
+from hybridflow.observability.metrics import (
+    Measure,
+    SentMetrics,
+    last,
+    maximum,
+    mean,
+    merge,
+    merge_sent,
+    minimum,
+    plain,
+    summary,
+    total,
+)
 
 
 def test_means_are_weighted_and_may_be_merged_in_parts():
@@ -26,6 +38,14 @@ def test_a_mean_over_nothing_does_not_count():
 def test_a_name_with_two_reductions_is_our_bug():
     with pytest.raises(ValueError, match="more than one reduction"):
         merge([{"loss": mean(1.0)}, {"loss": total(1.0)}])
+
+
+@pytest.mark.parametrize("last_part", [{}, {"loss": mean(3.0, 2)}, {"loss": mean(3.0, 2), "tokens": total(1)}])
+def test_sent_metrics_are_merged_as_they_were_measured(last_part):
+    parts = [{"loss": mean(float(value), value), "tokens": total(value)} for value in (0, 1, 5)]
+    parts += [{"loss": mean(float("-inf"), 0.0), "tokens": total(0.1)}, last_part]
+    assert merge_sent([SentMetrics.of(part) for part in parts]) == merge(parts)
+    assert [SentMetrics.of(part).received() for part in parts] == parts
 
 
 def test_summary_of_no_values_is_empty():

@@ -26,8 +26,8 @@ logger = logging.getLogger("scale")
 
 HERE = Path(__file__).parent
 ROWS, MOST_ROWS = 131_072, 1_048_576
-COLUMNS = ("empty", "generate", "score", "values", "advantages", "update", "step", "checkpoint")
-LIMITS = {"step": 1.0, **dict.fromkeys(COLUMNS[:6], 0.05)}
+COLUMNS = ("empty", "draw", "generate", "score", "values", "advantages", "update", "step", "checkpoint")
+LIMITS = {"step": 1.0, **dict.fromkeys(COLUMNS[:7], 0.05)}
 """Seconds at 1,024 ranks and 131,072 rows that should not be exceeded."""
 
 PROMPTS_PER_ROW = 0.25

@@ -83,8 +83,8 @@ class CrowdBackend:
         taken = [each.number for each in stored]
         place = (handle.pool.name, handle.rank)
         self._send("call", self._number, *place, arguments.request(handle, method, form), taken)
-        packets = (Reference(self._number, self._freed),) if form.objects > 1 else ()
-        pending = Pending(handle, method, self._number, packets, changes=form.changes, number=number, sent=sent)
+        packet = Reference(self._number, self._freed) if form.objects > 1 else None
+        pending = Pending(handle, method, self._number, packet, changes=form.changes, number=number, sent=sent)
         self._calls[self._number] = pending
         return pending
 

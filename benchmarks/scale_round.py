@@ -58,7 +58,7 @@ TENSOR = 8
 WARM_UP = 1
 
 ON_BATCH = ("draw", "generate", "score", "values", "advantages", "update")
-"""Acts of which each continues with the batch of the one before."""
+"""Actions, each of which continues with the batch of the one before."""
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,9 @@ class Crowd:
         """Runs a method on one rank, keeps the packet, and sends the rest of the answer."""
         stored = [self._stored[made] for made in taken]
         answer = self._hosts[pool, rank].run(request, *stored)
-        small = answer
         if isinstance(answer, tuple):
-            small, self._stored[number] = answer
-        self._connection.send_bytes(pickle.dumps((number, small), protocol=5))
+            answer, self._stored[number] = answer
+        self._connection.send_bytes(pickle.dumps((number, answer), protocol=5))
 
     def put(self, number: int, value: object) -> None:
         """Keeps an object of the driver."""

@@ -36,29 +36,30 @@ def exchanged_groups(owners: np.ndarray, costs: np.ndarray, parts: int, *, most:
     the largest with the smallest, the next largest with the next smallest and so on in the first round, and with others
     later. One or two exchanges per rank are enough, so most groups stay where they are. No rank loses its last group.
 
-    `most` [M] has a number for each of M pieces, whose ranks are numbered after those of the piece before.
+    It balances M minibatches at once: rank r of minibatch m has the number m * parts + r, and `most` [M] has the limit
+    of each.
     """
     owners, costs = owners.copy(), costs.astype(np.float64)
     starts = parts * np.arange(len(most))[:, None]
     for shift in range(_MOST_ROUNDS):
-        of_pieces = np.bincount(owners, costs, minlength=parts * len(most)).reshape(-1, parts)
-        by_load = np.argsort(of_pieces, axis=1, kind="stable") + starts
-        counts = np.minimum(parts // 2, (of_pieces > most[:, None]).sum(1))
+        loads = np.bincount(owners, costs, minlength=parts * len(most))
+        of_minibatches = loads.reshape(-1, parts)
+        by_load = np.argsort(of_minibatches, axis=1, kind="stable") + starts
+        counts = np.minimum(parts // 2, (of_minibatches > most[:, None]).sum(1))
         if not counts.any():
             break
         is_paired = np.arange(parts // 2) < counts[:, None]
         low = np.roll(by_load[:, : parts // 2], -shift, axis=1)[is_paired]
         high = by_load[:, ::-1][:, : parts // 2][is_paired]
-        count, loads = len(high), of_pieces.flatten()
         wanted = (loads[high] - loads[low]) / 2
         of_high, of_low = _first_groups(owners, high), _first_groups(owners, low)
         given = np.where(of_high >= 0, costs[of_high], np.inf)
         returned = np.where(of_low >= 0, costs[of_low], -np.inf)
         nothing = np.where((of_high >= 0).sum(1) > 1, 0.0, -np.inf)[:, None]
         gains = given[:, :, None] - np.concatenate([nothing, returned], 1)[:, None, :]
-        distance = np.abs(gains - wanted[:, None, None]).reshape(count, -1)
+        distance = np.abs(gains - wanted[:, None, None]).reshape(len(high), -1)
         best = distance.argmin(1)
-        pairs = np.flatnonzero(distance[np.arange(count), best] < wanted)
+        pairs = np.flatnonzero(distance[np.arange(len(high)), best] < wanted)
         row, column = np.divmod(best[pairs], gains.shape[2])
         owners[of_high[pairs, row]] = low[pairs]
         is_swap = column > 0

@@ -14,7 +14,7 @@ from hybridflow.batch.ragged import row_positions
 from hybridflow.config.nearest import did_you_mean
 from hybridflow.controller.backends.interface import Backend, Pending
 from hybridflow.controller.located import Parts
-from hybridflow.controller.packets import PerRow, Portion, TablePart, assembled
+from hybridflow.controller.packets import NumberKind, Portion, TablePart, assembled
 from hybridflow.controller.tables import Places, Table, Taken, View
 from hybridflow.errors import BatchError
 
@@ -135,7 +135,7 @@ class BatchRef:
         """Tokens per row [B]: prompt and response, or the longest token column of a batch with neither."""
         known = [self._number(name, "lengths") for name in ("prompt_ids", "response_ids") if self.declares(name)]
         if known:
-            return torch.stack(known).sum(0)
+            return sum(known[1:], known[0])
         names = {name for view in self._views for name in view.table.summaries()[0].token_columns}
         columns = [self._number(name, "lengths") for name in names]
         return torch.stack(columns).amax(0) if columns else torch.ones(len(self), dtype=torch.int64)
@@ -178,11 +178,6 @@ class BatchRef:
                 remedy="Take rows from 0 to rows - 1.",
             )
         return BatchRef([View(view.table, view.rows(index)) for view in self._views], self._backend, self._meta)
-
-    def slice(self, start: int, stop: int) -> "BatchRef":
-        """Rows start..stop-1; no data moves."""
-        views = [View(view.table, view.positions()[start:stop]) for view in self._views]
-        return BatchRef(views, self._backend, self._meta)
 
     def without(self, columns: Sequence[str]) -> "BatchRef":
         """All columns except some that its stages declare, without the stages' metadata; waits for the stages."""
@@ -260,8 +255,8 @@ class BatchRef:
         tables: list[list[TablePart]] = []
         for position, view in enumerate(self._views):
             later = [name for other in self._views[position + 1 :] for name in other.table.declared]
-            parts = view.parts(places, wanted, later, undeclared, taken)
-            tables.extend([parts] if parts is not None else [])
+            if (parts := view.parts(places, wanted, later, undeclared, taken)) is not None:
+                tables.append(parts)
         metas = [self._meta] * places.num_parts if meta is None else [self._meta | own for own in meta]
         own_tables = zip(*tables, strict=True) if tables else [()] * places.num_parts
         return [Portion(each, wanted, required, own) for each, own in zip(own_tables, metas, strict=True)]
@@ -299,19 +294,20 @@ class BatchRef:
             newest.remembered[key, *others] = find()
         return cast(Found, newest.remembered[key, *others])
 
-    def rows_of_shards(self, num_shards: int, pieces: np.ndarray) -> Parts | None:
-        """The rows of each of the `pieces` [B] in each shard of the newest table that has `num_shards` of them.
+    def rows_of_shards(self, num_shards: int, minibatches: np.ndarray) -> Parts | None:
+        """The rows of each minibatch in each shard of the newest table that has `num_shards` of them.
 
-        None if there is none, or if a shard has no rows of a piece.
+        `minibatches` [B] has the minibatch of each row, ascending from 0. Returns the parts of the first minibatch and
+        then those of the next, [M * num_shards]; None without such a table, or if a shard has no rows of a minibatch.
         """
         for view in reversed(self._views):
             if len(view.table.shards) == num_shards:
                 index, table_sizes = view.positions().numpy(), view.table.sizes
-                owners = pieces * num_shards + np.repeat(np.arange(num_shards), table_sizes)[index]
-                sizes = np.bincount(owners, minlength=num_shards * (int(pieces[-1]) + 1))
+                owners = minibatches * num_shards + np.repeat(np.arange(num_shards), table_sizes)[index]
+                sizes = np.bincount(owners, minlength=num_shards * (int(minibatches[-1]) + 1))
                 if not sizes.all():
                     return None
-                order = np.argsort(pieces * sum(table_sizes) + index, kind="stable")
+                order = np.argsort(minibatches * sum(table_sizes) + index, kind="stable")
                 return Parts(torch.from_numpy(order), sizes)
         return None
 
@@ -325,7 +321,7 @@ class BatchRef:
                 views.append(view)
         return BatchRef(views, self._backend, self._meta)
 
-    def _number(self, name: str, kind: PerRow) -> Tensor:
+    def _number(self, name: str, kind: NumberKind) -> Tensor:
         """A number per row [B] of a column, from the summaries of the newest table that has it."""
         holders = [view for view in self._views if name in view.table.known] or self._views
         for view in reversed(holders):

@@ -7,6 +7,7 @@ times as many small operations. Each rank receives its piece of these arrays as 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -71,7 +72,7 @@ class Runs(NamedTuple):
         """The bytes that tell each rank how to read its part (see `pieces`), and the objects that they read.
 
         Shard s has `widths[s]` objects, which a rank reads in consecutive slots; its first is in slot `slots` [P].
-        Objects are returned as positions among those of all shards, for one rank after the other, with the end of each.
+        Returns the objects as positions among those of all shards, rank after rank, and where those of each rank end.
         """
         num_parts = len(self.ends)
         parts = np.repeat(np.arange(num_parts), np.diff(self.ends, prepend=0))
@@ -79,12 +80,12 @@ class Runs(NamedTuple):
         shards, parts = self.shards[is_new], parts[is_new]
         width = widths[shards]
         ends = np.cumsum(width)
-        begins = ends - width
-        first_slots = begins - begins[np.searchsorted(parts, parts)] + slots[parts]
+        starts = ends - width
+        first_slots = starts - starts[np.searchsorted(parts, parts)] + slots[parts]
         piece = np.cumsum(is_new) - 1
         columns = (first_slots[piece], width[piece], self.firsts, self.counts, self.times)
         data, size = np.stack(columns, axis=1).astype(_NUMBER).tobytes(), len(_FIELDS) * _NUMBER.itemsize
-        objects = np.repeat((np.cumsum(widths) - widths)[shards] - begins, width) + np.arange(width.sum())
+        objects = np.repeat((np.cumsum(widths) - widths)[shards] - starts, width) + np.arange(width.sum())
         rank_ends = np.append(0, ends)[np.searchsorted(parts, np.arange(num_parts), side="right")]
         return _split(data, (size * self.ends).tolist()), objects, rank_ends.tolist()
 
@@ -160,11 +161,12 @@ def _begins(values: np.ndarray) -> np.ndarray:
 
 def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[bytes | None]:
     """For each part, the positions of its rows among those that it takes shard by shard; None if they are in order."""
-    place = np.empty_like(by_shard)
-    place[by_shard] = np.arange(len(by_shard))
-    moved = np.append(0, np.cumsum(place != np.arange(len(place))))
-    starts = np.append(0, part_ends[:-1])
-    own = (place - np.repeat(starts, part_ends - starts)).astype(_NUMBER).tobytes()
+    rows = np.arange(len(by_shard), dtype=_NUMBER)
+    place = np.empty_like(rows)
+    place[by_shard] = rows
+    moved = np.append(0, np.cumsum(place != rows))
+    starts = np.append(0, part_ends[:-1]).astype(_NUMBER)
+    own = (place - np.repeat(starts, part_ends - starts)).tobytes()
     is_moved = (moved[part_ends] > moved[starts]).tolist()
     parts = _split(own, (_NUMBER.itemsize * part_ends).tolist())
     return [order if changes else None for order, changes in zip(parts, is_moved, strict=True)]
@@ -172,4 +174,4 @@ def _orders(by_shard: np.ndarray, part_ends: np.ndarray) -> list[bytes | None]:
 
 def _split(items: bytes, ends: Sequence[int]) -> list[bytes]:
     """Consecutive parts of some bytes that end at the given positions."""
-    return [items[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    return [items[start:end] for start, end in pairwise([0, *ends])]

@@ -36,7 +36,8 @@ Numbers = tuple[str, bytes]
 _LENGTH = torch.int32
 """The dtype of lengths in a summary, half as wide as that of `Ragged.lengths`."""
 
-PerRow = Literal["lengths", "scalars"]
+NumberKind = Literal["lengths", "scalars"]
+"""The numbers per row of a column: its tokens per row, or its scalars."""
 
 
 def numbers_of(column: Tensor) -> Numbers:
@@ -54,29 +55,29 @@ def joined(parts: Sequence[Numbers]) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SummaryForm:
-    """The meaning of a summary's bytes, which is the same for all ranks of a call."""
+class SummarySchema:
+    """The meaning of a summary's bytes. Most ranks of a call send the same text, which the driver parses once."""
 
     columns: tuple[str, ...]
     dtypes: tuple[str, ...]
     """The dtypes of the numbers per row in `Summary.numbers`: the first for all rows, then the next for all rows."""
 
     lengths: Mapping[str, int]
-    """For each token column, the place among `dtypes` of its tokens per row."""
+    """For each token column, the index into `dtypes` of its tokens per row."""
 
     scalars: Mapping[str, int]
-    """For each row column with one number per row, the place of its numbers."""
+    """For each row column with one number per row, the index of its numbers."""
 
     @staticmethod
     @lru_cache(maxsize=1024)
-    def parsed(text: str) -> "SummaryForm":
-        """The form that `text` wrote."""
+    def parsed(text: str) -> "SummarySchema":
+        """The schema that `text` wrote."""
         columns, dtypes, lengths, scalars = json.loads(text)
-        return SummaryForm(tuple(columns), tuple(dtypes), lengths, scalars)
+        return SummarySchema(tuple(columns), tuple(dtypes), lengths, scalars)
 
     @property
     def text(self) -> str:
-        """The form as JSON."""
+        """The schema as JSON."""
         return json.dumps([self.columns, self.dtypes, self.lengths, self.scalars])
 
     @cached_property
@@ -84,11 +85,11 @@ class SummaryForm:
         """Bytes per row before each of the numbers, and of all."""
         return [0, *accumulate(getattr(torch, dtype).itemsize for dtype in self.dtypes)]
 
-    def without(self, names: Sequence[str]) -> "SummaryForm":
-        """The form without some columns, whose numbers remain."""
+    def without(self, names: Sequence[str]) -> "SummarySchema":
+        """The schema without some columns, whose numbers remain."""
         columns = tuple(name for name in self.columns if name not in names)
         lengths, scalars = ({n: p for n, p in own.items() if n not in names} for own in (self.lengths, self.scalars))
-        return SummaryForm(columns, self.dtypes, lengths, scalars)
+        return SummarySchema(columns, self.dtypes, lengths, scalars)
 
 
 class Summary(NamedTuple):
@@ -98,44 +99,50 @@ class Summary(NamedTuple):
     """
 
     rows: int
-    form: str
-    """The text of a `SummaryForm`."""
+    schema: str
+    """The text of a `SummarySchema`."""
 
     numbers: bytes
     meta: Meta
 
     @staticmethod
     def of(columns: Mapping[str, Column], rows: int, meta: Meta) -> "Summary":
-        """The summary of some columns; those with equal numbers, such as lengths, share them."""
+        """The summary of some columns; token columns with equal lengths share them."""
         row_columns, tokens, _ = by_kind(columns)
         lengths = {name: numbers_of(column.lengths.to(_LENGTH)) for name, column in tokens.items()}
         scalars = {name: numbers_of(column) for name, column in row_columns.items() if column.dim() == 1}
-        parts = list(dict.fromkeys([*lengths.values(), *scalars.values()]))
-        places = [{name: parts.index(numbers) for name, numbers in own.items()} for own in (lengths, scalars)]
-        form = SummaryForm(tuple(columns), tuple(dtype for dtype, _ in parts), *places)
-        return Summary(rows, form.text, b"".join(data for _, data in parts), meta)
+        different = list(dict.fromkeys(lengths.values()))
+        parts = [*different, *scalars.values()]
+        schema = SummarySchema(
+            tuple(columns),
+            tuple(dtype for dtype, _ in parts),
+            {name: different.index(numbers) for name, numbers in lengths.items()},
+            {name: len(different) + number for number, name in enumerate(scalars)},
+        )
+        return Summary(rows, schema.text, b"".join(data for _, data in parts), meta)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns."""
-        return SummaryForm.parsed(self.form).columns
+        return SummarySchema.parsed(self.schema).columns
 
     @property
     def token_columns(self) -> Collection[str]:
         """Names of the token columns."""
-        return SummaryForm.parsed(self.form).lengths.keys()
+        return SummarySchema.parsed(self.schema).lengths.keys()
 
-    def per_row(self, name: str, kind: PerRow) -> Numbers | None:
+    def per_row(self, name: str, kind: NumberKind) -> Numbers | None:
         """The numbers [B] of a column: tokens per row, or scalars; None if it has none of this kind."""
-        form = SummaryForm.parsed(self.form)
-        place = (form.lengths if kind == "lengths" else form.scalars).get(name)
-        if place is None:
+        schema = SummarySchema.parsed(self.schema)
+        index = (schema.lengths if kind == "lengths" else schema.scalars).get(name)
+        if index is None:
             return None
-        return form.dtypes[place], self.numbers[form.starts[place] * self.rows : form.starts[place + 1] * self.rows]
+        start, end = schema.starts[index : index + 2]
+        return schema.dtypes[index], self.numbers[start * self.rows : end * self.rows]
 
     def without(self, names: Sequence[str]) -> "Summary":
         """The summary without some columns, and without metadata."""
-        return Summary(self.rows, SummaryForm.parsed(self.form).without(names).text, self.numbers, {})
+        return Summary(self.rows, SummarySchema.parsed(self.schema).without(names).text, self.numbers, {})
 
 
 TablePart = tuple[bytes, bytes | None, tuple[str, ...], Meta | None]

@@ -39,7 +39,7 @@ def divided(batch: BatchRef, num_parts: int, *, role: str, minibatch_rows: int |
     """The parts of a batch; with `minibatch_rows`, each group of that many consecutive rows is divided separately."""
     if minibatch_rows is not None and num_parts > 1 and len(batch) > minibatch_rows:
         ends = np.append(np.arange(minibatch_rows, len(batch), minibatch_rows), len(batch))
-        return batch.remembered((num_parts, minibatch_rows), lambda: _by_pieces(batch, ends, num_parts, role))
+        return batch.remembered((num_parts, minibatch_rows), lambda: _by_minibatches(batch, ends, num_parts, role))
     return batch.remembered((num_parts, None), lambda: Division(partition(batch, num_parts, role=role)))
 
 
@@ -54,7 +54,7 @@ def divided_separately(batch: BatchRef, num_parts: int, num_minibatches: int, *,
     sizes = [len(piece) for piece in np.array_split(np.arange(len(batch)), num_minibatches)]
     if num_parts == 1:
         return Division(None, [tuple(sizes)])
-    return _by_pieces(batch, np.cumsum(sizes), num_parts, role)
+    return _by_minibatches(batch, np.cumsum(sizes), num_parts, role)
 
 
 def partition(batch: BatchRef, num_parts: int, *, role: str) -> Parts | None:
@@ -65,33 +65,37 @@ def partition(batch: BatchRef, num_parts: int, *, role: str) -> Parts | None:
     prompts exchanged; and if that is not enough, with all prompts moved. Without `uid`, parts are consecutive rows. The
     same batch is always divided the same way.
     """
-    return None if num_parts == 1 else _parts_of_pieces(batch, np.array([len(batch)]), num_parts, role)
+    return None if num_parts == 1 else _parts_of_minibatches(batch, np.array([len(batch)]), num_parts, role)
 
 
-def _by_pieces(batch: BatchRef, ends: np.ndarray, num_parts: int, role: str) -> Division:
-    """The parts of a batch whose consecutive pieces, which end at `ends` [M], are divided separately."""
-    parts = _parts_of_pieces(batch, ends, num_parts, role)
+def _by_minibatches(batch: BatchRef, ends: np.ndarray, num_parts: int, role: str) -> Division:
+    """The parts of a batch whose consecutive minibatches, which end at `ends` [M], are divided separately."""
+    parts = _parts_of_minibatches(batch, ends, num_parts, role)
     by_part = np.argsort(parts.owners % num_parts, kind="stable")
     counts = parts.sizes.reshape(-1, num_parts).T
     return Division(Parts(parts.rows[torch.from_numpy(by_part)], counts.sum(1)), list(map(tuple, counts.tolist())))
 
 
-def _parts_of_pieces(batch: BatchRef, ends: np.ndarray, num_parts: int, role: str) -> Parts:
-    """The parts of the first piece of a batch, then those of the next, [M * num_parts]; see `partition`.
+def _parts_of_minibatches(batch: BatchRef, ends: np.ndarray, num_parts: int, role: str) -> Parts:
+    """The parts of the first minibatch of a batch, then those of the next, [M * num_parts]; see `partition`.
 
-    All pieces are divided at once, which takes half the time, and each by itself only if that leaves one unbalanced.
+    All minibatches are divided at once, by the same method; if that leaves one unbalanced, each is divided by itself.
     """
     sizes = np.diff(ends, prepend=0)
     if not batch.declares("uid"):
         _check_enough(int(sizes.min()), "rows", num_parts, role)
         equal = sizes[:, None] // num_parts + (np.arange(num_parts) < sizes[:, None] % num_parts)
         return Parts(torch.arange(len(batch)), equal.flatten())
-    pieces = np.repeat(np.arange(len(ends)), sizes)
-    prompts, groups = distinct(batch.row("uid") * len(ends) + torch.from_numpy(pieces))
-    _check_enough(int(np.bincount(prompts % len(ends)).min()), "prompts", num_parts, role)
+    minibatches = np.repeat(np.arange(len(ends)), sizes)
+    prompts, groups = distinct(batch.row("uid"))
+    num_prompts = len(prompts)
+    if len(ends) > 1:  # a prompt with rows in two minibatches is two groups
+        prompts, groups = distinct(torch.from_numpy(groups * len(ends) + minibatches))
+        num_prompts = int(np.bincount(prompts % len(ends), minlength=len(ends)).min())
+    _check_enough(num_prompts, "prompts", num_parts, role)
     lengths = batch.lengths.numpy()
-    most = (1.0 + SLACK_FRACTION) * np.bincount(pieces, lengths) / num_parts
-    candidates = (batch.rows_of_shards(num_parts, pieces), _consecutive(groups, lengths, ends, num_parts))
+    most = (1.0 + SLACK_FRACTION) * np.bincount(minibatches, lengths) / num_parts
+    candidates = (batch.rows_of_shards(num_parts, minibatches), _consecutive(groups, lengths, ends, num_parts))
     full = [parts for parts in candidates if parts is not None and parts.sizes.all()]
     whole = [(parts, owners) for parts in full if (owners := _owners(parts, groups)) is not None]
     for parts, _ in whole:
@@ -101,24 +105,25 @@ def _parts_of_pieces(batch: BatchRef, ends: np.ndarray, num_parts: int, role: st
     if exchanged is not None and (_heaviest(exchanged, lengths, num_parts) <= most).all():
         return exchanged
     if len(ends) == 1:
-        return _moved(groups, lengths, num_parts, unless=exchanged)
+        return _moved(groups, lengths, num_parts, exchanged)
     bounds = list(pairwise([0, *ends.tolist()]))
-    each = [_parts_of_pieces(batch.slice(*own), np.diff(own), num_parts, role) for own in bounds]
+    each = [_parts_of_minibatches(batch.take(range(*own)), np.diff(own), num_parts, role) for own in bounds]
     rows = [parts.rows + start for parts, (start, _) in zip(each, bounds, strict=True)]
     return Parts(torch.cat(rows), np.concatenate([parts.sizes for parts in each]))
 
 
 def _consecutive(groups: np.ndarray, lengths: np.ndarray, ends: np.ndarray, num_parts: int) -> Parts:
-    """Consecutive rows: pieces, cut at the ends of groups that are nearest to equal shares of their tokens."""
+    """Consecutive rows: minibatches, cut at the ends of groups that are nearest to equal shares of their tokens."""
     cuts = np.append(np.flatnonzero(np.diff(groups)) + 1, len(groups))
     total = lengths.cumsum()
-    tokens, of_pieces = total[cuts - 1].astype(np.float64), total[ends - 1].astype(np.float64)
-    before = np.append(0.0, of_pieces[:-1])
-    shares = before[:, None] + (of_pieces - before)[:, None] * np.arange(1, num_parts) / num_parts
+    tokens, after = total[cuts - 1].astype(np.float64), total[ends - 1].astype(np.float64)
+    before = np.append(0.0, after[:-1])
+    shares = before[:, None] + (after - before)[:, None] * np.arange(1, num_parts) / num_parts
     above = np.searchsorted(tokens, shares)
     below = np.maximum(above - 1, 0)
     nearest = np.where(shares - tokens[below] <= tokens[above] - shares, below, above)
-    part_ends = np.concatenate([cuts[nearest], ends[:, None]], axis=1).flatten()
+    inner_ends = np.maximum(cuts[nearest], np.append(0, ends[:-1])[:, None])  # a minibatch may have no tokens
+    part_ends = np.concatenate([inner_ends, ends[:, None]], axis=1).flatten()
     return Parts(torch.arange(len(groups)), np.diff(part_ends, prepend=0))
 
 
@@ -140,16 +145,18 @@ def _exchanged(
     return Parts(parts.rows[torch.from_numpy(own.argsort(kind="stable"))], sizes) if sizes.all() else None
 
 
-def _moved(groups: np.ndarray, lengths: np.ndarray, num_parts: int, *, unless: Parts | None) -> Parts:
-    """The parts of a batch after all groups have moved, unless the given ones are about as balanced."""
+def _moved(groups: np.ndarray, lengths: np.ndarray, num_parts: int, exchanged: Parts | None) -> Parts:
+    """The parts of a single minibatch after all groups have moved; the given ones if they are about as balanced."""
     chosen = balanced_groups(groups.tolist(), lengths.tolist(), num_parts)
     moved = Parts(torch.tensor([row for rows in chosen for row in rows]), np.array([len(rows) for rows in chosen]))
     enough = (1.0 + SLACK_FRACTION) * _heaviest(moved, lengths, num_parts)
-    return unless if unless is not None and _heaviest(unless, lengths, num_parts) <= enough else moved
+    if exchanged is None or (_heaviest(exchanged, lengths, num_parts) > enough).all():
+        return moved
+    return exchanged
 
 
 def _heaviest(parts: Parts, lengths: np.ndarray, num_parts: int) -> np.ndarray:
-    """The most tokens of a part of each piece [M]."""
+    """The most tokens of a part of each minibatch [M]."""
     loads = np.bincount(parts.owners, lengths[parts.rows.numpy()], minlength=len(parts.sizes))
     return loads.reshape(-1, num_parts).max(1)
 

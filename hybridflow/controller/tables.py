@@ -1,9 +1,9 @@
 """The tables of a batch, on the driver: names, references and row numbers of columns, never their tokens."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hybridflow.batch import Batch
 from hybridflow.batch.batch import Meta, Repeated
-from hybridflow.batch.columns import COLUMNS, Column, producers
+from hybridflow.batch.columns import COLUMNS, producers
 from hybridflow.controller.backends.interface import Backend, Pending, Stored
 from hybridflow.controller.located import Parts, Runs, located, whole
-from hybridflow.controller.packets import Packet, PerRow, Summary, TablePart, joined
+from hybridflow.controller.packets import NumberKind, Packet, Summary, TablePart, joined
 
 
 @dataclass(eq=False, slots=True)
@@ -50,9 +50,9 @@ class Taken:
         return Taken([[] for _ in range(num_ranks)])
 
     def add(self, objects: Iterable[Stored], read: np.ndarray, ends: Sequence[int]) -> None:
-        """Adds those of the objects that are `read`, by position: for one rank after the other, until its end."""
+        """Appends the objects at the positions `read`, rank after rank; those of each rank end at `ends`."""
         found = np.fromiter(objects, dtype=object)[read].tolist()
-        for own, start, end in zip(self.stored, [0, *ends[:-1]], ends, strict=True):
+        for own, (start, end) in zip(self.stored, pairwise([0, *ends]), strict=True):
             own.extend(found[start:end])
 
 
@@ -83,7 +83,7 @@ class Table:
         All columns are declared, or those that are given.
         """
         summary = Summary.of(batch.by_name, len(batch), batch.meta)
-        shard = Shard(HeldColumns(batch.by_name, backend), len(batch), summary=summary)
+        shard = Shard(HeldColumns(batch, backend), len(batch), summary=summary)
         return Table([shard], summary.columns if declared is None else declared, backend)
 
     @staticmethod
@@ -98,16 +98,18 @@ class Table:
         calls: Sequence[Pending], provides: tuple[str, ...], rows: Sequence[int | None], backend: Backend
     ) -> "Table":
         """The answers of one stage: a shard per call."""
-        shards = [Shard(call.packets, count, call) for call, count in zip(calls, rows, strict=True)]
+        shards = [Shard((call.packet,), count, call) for call, count in zip(calls, rows, strict=True)]
         return Table(shards, provides, backend)
 
     @staticmethod
     def concat(tables: Sequence["Table"]) -> "Table":
-        """Several tables, concatenated."""
+        """Several tables, concatenated; without the columns that were removed from any of them."""
+        removed = tuple(dict.fromkeys(name for table in tables for name in table.removed))
+        if any(set(table.removed) != set(removed) for table in tables):
+            tables = [table.without(removed) for table in tables]
         first, shards = tables[0], [shard for table in tables for shard in table.shards]
         declared = tuple(name for name in first.declared if all(name in table.declared for table in tables))
-        removed = dict.fromkeys(name for table in tables for name in table.removed)
-        concatenated = Table(shards, declared, first._backend, removed=tuple(removed))
+        concatenated = Table(shards, declared, first._backend, removed=removed)
         wholes = [table.whole for table in tables if table.whole is not None]
         if len(wholes) == len(tables):
             concatenated.whole = cache(lambda: Table.concat([whole() for whole in wholes]))
@@ -165,7 +167,7 @@ class Table:
             self._meta = {name: value for summary in self.summaries() for name, value in summary.meta.items()}
         return self._meta
 
-    def numbers(self, name: str, kind: PerRow) -> Tensor | None:
+    def numbers(self, name: str, kind: NumberKind) -> Tensor | None:
         """A number per row [B] of a column, of the `kind` lengths or scalars; None if a shard lacks it.
 
         Waits for the stage.
@@ -236,10 +238,12 @@ class View:
 
         It does not read columns that `later` tables declare. `undeclared` are the wanted columns that no table
         declares, and that this one may have (None: all columns are wanted). If no column is read, only the table's
-        metadata travels, if it has any and it is known; None without both.
+        metadata is sent; returns None if it has none, or if it is not known yet.
         """
         table = self.table
         left_out = {*table.removed, *(name for name in table.known if name in later)}
+        if undeclared is not None:  # of columns that other tables declare, only those are read, settled or not
+            left_out.update(name for name in wanted or () if name not in undeclared and name not in table.declared)
 
         def is_read(name: str) -> bool:
             return name not in left_out and (wanted is None or name in wanted)
@@ -287,8 +291,9 @@ class Places:
 class HeldColumns:
     """Columns of the driver, each of which is put into the store when it is first read."""
 
-    def __init__(self, columns: Mapping[str, Column], backend: Backend) -> None:
-        self._columns = columns
+    def __init__(self, batch: Batch, backend: Backend) -> None:
+        self._columns = batch.by_name
+        self._meta = batch.meta
         self._backend = backend
         self._stored: dict[str, Stored] = {}
 
@@ -297,5 +302,5 @@ class HeldColumns:
         names = [name for name in self._columns if is_read(name)]
         for name in names:
             if name not in self._stored:
-                self._stored[name] = self._backend.put(Packet({name: self._columns[name]}, {}))
+                self._stored[name] = self._backend.put(Packet({name: self._columns[name]}, self._meta))
         return [self._stored[name] for name in names]

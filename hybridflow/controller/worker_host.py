@@ -200,7 +200,7 @@ def _answered(answer: object, form: AnswerForm, given: Batch | None) -> tuple[ob
 
 
 def _packed(answer: object, form: AnswerForm, given: Batch | None) -> tuple[list, Packet]:
-    """The parts of the summary of the batch that a method returned, and a packet of what it added or changed."""
+    """The fields of the answer's `Summary`, and a packet of the columns that it provides, adds or changes."""
     if not isinstance(answer, Batch):
         raise BatchError(
             f"The method provides {form.provides}, but returned an object of type {type(answer).__name__}.",

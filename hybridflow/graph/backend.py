@@ -50,9 +50,9 @@ class TracingBackend(LocalBackend):
         """Records the call, and lets the stand-in answer."""
         pending = super().call(handle, method, arguments, form, number)
         self._last = number
-        for packet in pending.packets:
-            assert isinstance(packet, Packet), f"a {type(packet)} among the packets"
-            self._makers[id(packet)] = (packet, number - self._forgotten)
+        if pending.packet is not None:
+            assert isinstance(pending.packet, Packet), f"not a packet: {type(pending.packet)}"
+            self._makers[id(pending.packet)] = (pending.packet, number - self._forgotten)
         given = (*arguments.args, *arguments.kwargs.values())
         portions = [value for value in given if isinstance(value, Portion)]
         self.calls.append(
@@ -107,7 +107,7 @@ class TracingBackend(LocalBackend):
 def _num_rows(portion: Portion, stored: Sequence[Stored]) -> int:
     """Rows of a portion: those that it takes of each shard."""
     count = 0
-    for slots, rows in pieces(portion.tables[0][0] if portion.tables else b""):
+    for slots, rows in pieces(next((runs for runs, *_ in portion.tables if runs), b"")):
         packet = stored[slots[0]]
         assert isinstance(packet, Packet), f"slot {slots[0]} holds {type(packet)}"
         count += len(chosen(next(iter(packet.columns.values())), rows))

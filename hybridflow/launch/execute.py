@@ -53,7 +53,7 @@ def opened_run(
     start: Start | None = None,
 ) -> Iterator[OpenedRun]:
     """Starts the roles of a run, from its checkpoint if there is one; stops them and writes the report at the end."""
-    keep_freed_memory()  # of the driver's arrays over all rows of a batch, several per call
+    keep_freed_memory()  # each call makes several arrays over all rows of a batch
     reporting, trainer = Reporting(prepared), prepared.plan.config.trainer
     if trainer.restarts and trainer.total_steps and start is None:
         logger.warning("trainer.restarts=%d has no effect on runs from Python and in sweeps", trainer.restarts)

@@ -39,7 +39,7 @@ Metrics = dict[str, Measure]
 class SentMetrics(NamedTuple):
     """Metrics as a rank sends them: two objects, which the driver unpickles and merges fast for a thousand ranks."""
 
-    form: str
+    schema: str
     """The names and the reductions, as JSON on one line."""
 
     numbers: bytes
@@ -47,17 +47,17 @@ class SentMetrics(NamedTuple):
 
     @staticmethod
     def of(metrics: Metrics) -> "SentMetrics":
-        """The metrics, to be sent."""
+        """Packs the metrics."""
         measures = metrics.values()
         numbers = array("d", [*(each.value for each in measures), *(each.weight for each in measures)])
         return SentMetrics(json.dumps([[*metrics], [each.reduction for each in measures]]), numbers.tobytes())
 
     def received(self) -> Metrics:
         """Restores the metrics."""
-        names, reductions = json.loads(self.form)
+        names, reductions = json.loads(self.schema)
         numbers = array("d", self.numbers)
         measures = map(Measure, numbers, numbers[len(names) :], map(Reduction, reductions))
-        return dict(zip(names, measures, strict=False))
+        return dict(zip(names, measures, strict=True))
 
 
 def mean(value: float, weight: float = 1.0) -> Measure:
@@ -139,13 +139,13 @@ def merge(parts: Iterable[Metrics]) -> Metrics:
 
 def merge_sent(parts: Sequence[SentMetrics]) -> Metrics:
     """As `merge`, of metrics as they were sent; at least one."""
-    form = parts[0].form
-    if any(part.form != form for part in parts):
+    schema = parts[0].schema
+    if any(part.schema != schema for part in parts):
         return merge(part.received() for part in parts)
-    names, reductions = json.loads(form)
+    names, reductions = json.loads(schema)
     numbers, width = array("d", b"".join(part.numbers for part in parts)), 2 * len(names)
     return {
-        name: _reduced(name, numbers[place::width], numbers[len(names) + place :: width], (Reduction(reduction),))
+        name: _reduced(name, numbers[place::width], numbers[len(names) + place :: width], (reduction,))
         for place, (name, reduction) in enumerate(zip(names, reductions, strict=True))
     }
 
@@ -160,10 +160,10 @@ def plain(metrics: Mapping[str, Measure]) -> dict[str, float]:
     return {name: measure.value for name, measure in metrics.items()}
 
 
-def _reduced(name: str, values: Sequence[float], weights: Sequence[float], reductions: Sequence[Reduction]) -> Measure:
+def _reduced(name: str, values: Sequence[float], weights: Sequence[float], reductions: Sequence[str]) -> Measure:
     if len(set(reductions)) > 1:
-        raise ValueError(f"metric {name} is declared with more than one reduction: {set(reductions)}")
-    reduction = reductions[0]
+        raise ValueError(f"metric {name} is declared with more than one reduction: {', '.join(set(reductions))}")
+    reduction = Reduction(reductions[0])
     if reduction is Reduction.mean:
         total_weight = math.fsum(weights)
         if total_weight == 0.0:

@@ -53,14 +53,16 @@ class Arguments:
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """A call that may still be running: its small result, and the packets, which stay where they are produced."""
+    """A call that may still be running: its small result, and the packet, which stays where it is produced."""
 
     handle: Handle
     method: str
     value: Stored
     """The small result, as the backend represents it; once `done`, the result itself."""
 
-    packets: tuple[Stored, ...] = ()
+    packet: Stored | None = None
+    """The columns that it returns, if any."""
+
     done: bool = False
     changes: bool = True
     """See `AnswerForm.changes`."""

@@ -40,11 +40,11 @@ class LocalBackend:
             answer = host.run(arguments.request(handle, method, form), *arguments.stored)
         except CallFailed as failed:
             raise _from_frame(failed) from failed.__cause__
-        first, *packets = answer if isinstance(answer, tuple) else (answer,)
+        first, packet = answer if isinstance(answer, tuple) else (answer, None)
         assert isinstance(first, list), f"not an answer with its measurements: {first}"
         value, *measured = first
         self.call_log.answered(number, handle.rank, measured, sent=sent, now=time.time())
-        return Pending(handle, method, value, tuple(packets), done=True, number=number, sent=sent)
+        return Pending(handle, method, value, packet, done=True, number=number, sent=sent)
 
     def wait(self, pending: Sequence[Pending]) -> list[object]:
         """The values: local calls have always returned."""

@@ -48,6 +48,17 @@ def test_about_one_exchange_per_rank_balances_many_groups():
     assert (moved != owners).sum() <= 2 * parts
 
 
+def test_minibatches_are_balanced_together_as_each_is_alone():
+    draw = np.random.default_rng(0)
+    parts, each = 8, 32
+    alone, costs = np.repeat(np.arange(parts), each), [draw.integers(40, 130, parts * each), np.full(parts * each, 50)]
+    most = np.array([1.01 * own.sum() / parts for own in costs])
+    expected = [exchanged_groups(alone, own, parts, most=limit[None]) for own, limit in zip(costs, most, strict=True)]
+    assert (expected[0] != alone).any() and (expected[1] == alone).all()
+    together = exchanged_groups(np.append(alone, alone + parts), np.concatenate(costs), parts, most=most)
+    assert together.tolist() == [*expected[0], *(expected[1] + parts)]
+
+
 def test_balanced_loads_are_left_alone():
     owners = np.array([0, 1, 0, 1])
     assert exchanged_groups(owners, np.array([3, 2, 2, 3]), 2, most=np.array([5.0])).tolist() == [0, 1, 0, 1]

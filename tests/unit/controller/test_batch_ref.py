@@ -200,7 +200,7 @@ def test_a_call_waits_only_for_the_stages_that_may_have_its_columns(generated):
         """A stage that has not answered."""
 
         def __init__(self) -> None:
-            self.packets = (Packet({}, {}),)
+            self.packet = Packet({}, {})
             self.number = 99
 
     scored = BatchRef(
@@ -232,6 +232,14 @@ def test_a_batch_of_its_stages_is_the_batch(generated):
     assert same(again.fetch(), generated.fetch()) and again.meta == generated.meta
     assert set(again.declared) == set(generated.declared)
     assert BatchRef.concat([generated, again]).fetch(["uid"]).row("uid").tolist() == 2 * generated.row("uid").tolist()
+
+
+def test_metadata_of_a_restored_batch_is_there_before_the_other_batch_is_known():
+    group = WorkerGroup(ChangesMore, ResourcePool("own", 2), LocalBackend(), role="own")
+    given = Batch.of(rows={"uid": torch.arange(4), "margin": torch.arange(4)})
+    first, second = (group.add(given.with_columns(meta={name: 1.0})) for name in ("first", "second"))
+    both = BatchRef.concat([BatchRef.of_stages(first.stages(), first.backend), second])
+    assert both.fetch().meta == both.result().fetch().meta == {"first": 1.0, "second": 1.0}
 
 
 def test_columns_that_share_a_packet_can_be_left_out_or_replaced(generated):
@@ -269,6 +277,35 @@ def test_no_column_of_concatenated_stages_is_lost():
     both = BatchRef.concat([group.one(batch), group.two(batch)])
     assert both.fetch().row("b").tolist() == both.row("b").tolist() == 2 * [0, 2, 4, 6]
     assert both.fetch(["a"]).row("a").tolist() == 2 * [1, 2, 3, 4]
+
+
+class ChangesMore(Worker):
+    """Adds `a`, and changes a column that another stage declares."""
+
+    @transfer(DATA_PARALLEL, requires=("uid", "margin"), provides=("a",))
+    def add(self, batch: Batch) -> Batch:
+        return batch.with_columns(rows={"a": batch.row("uid") + 1, "margin": batch.row("margin") + 100})
+
+
+def test_the_same_columns_are_read_before_and_after_the_answer_is_known():
+    group = WorkerGroup(ChangesMore, ResourcePool("own", 2), LocalBackend(), role="own")
+    given = Batch.of(rows={"uid": torch.arange(4), "margin": torch.arange(4)})
+    batch = group.add(given)
+    assert not batch.settled
+    before = [batch.fetch(columns) for columns in (["margin"], ["margin", "a"], None)]
+    after = [batch.result().fetch(columns) for columns in (["margin"], ["margin", "a"], None)]
+    assert batch.settled and all(map(same, before, after))
+    assert before[1].row("margin").tolist() == [0, 1, 2, 3]  # of the stage that declares it
+
+
+def test_what_was_removed_from_one_batch_is_not_in_its_concatenation_with_another(generated):
+    kept = generated.without(["rollout_logprobs"])
+    for parts in ([kept, generated], [generated, kept]):
+        both = BatchRef.concat(parts)
+        fetched = both.fetch()
+        assert set(both.columns) == set(fetched.columns) == set(kept.columns)
+        assert both.meta == fetched.meta == {}
+        assert fetched.row("uid").tolist() == 2 * kept.row("uid").tolist()
 
 
 def test_shards_that_no_part_reads_are_not_stored():

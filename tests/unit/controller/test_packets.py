@@ -30,10 +30,10 @@ def test_a_summary_has_the_numbers_per_row_of_every_column():
         assert found.per_row(name, "scalars") is None
     for name in ("scores", "truncated"):
         expected = answer().row(name)
-        assert (
-            torch.equal(joined([found.per_row(name, "scalars")]), expected) and found.per_row(name, "lengths") is None
-        )
-    assert found.per_row("components", "scalars") is None and found.per_row("unknown", "lengths") is None
+        assert torch.equal(joined([found.per_row(name, "scalars")]), expected)
+        assert found.per_row(name, "lengths") is None
+    assert found.per_row("components", "scalars") is None
+    assert found.per_row("unknown", "lengths") is None
 
 
 def test_equal_lengths_are_sent_once():
@@ -48,7 +48,7 @@ def test_removed_columns_are_not_known():
     assert kept.per_row("response_mask", "lengths") == summary().per_row("response_mask", "lengths")
 
 
-def test_answers_without_rows_have_numbers():
+def test_an_answer_without_rows_has_empty_lengths():
     empty = Batch.of(tokens={"response_ids": Ragged.from_lengths(torch.zeros(0), torch.zeros(0, dtype=torch.int64))})
     found = Summary.of(empty.by_name, 0, {})
     assert len(joined([found.per_row("response_ids", "lengths")])) == 0

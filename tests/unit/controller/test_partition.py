@@ -115,11 +115,9 @@ def test_every_minibatch_is_divided_by_itself():
         assert all(minibatch)
 
 
-@pytest.mark.parametrize("longest", [2, 60, 4000])
+@pytest.mark.parametrize(("prompts", "longest"), [(64, 60), (8, 4000)])  # balanced by exchanges, and by moving all
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("prompts", [8, 16])
-def test_minibatches_are_divided_as_each_is_alone(longest, seed, prompts):
-    """Minibatches that are balanced as they are, after exchanges, and only after all prompts have moved."""
+def test_minibatches_are_divided_as_each_is_alone(prompts, longest, seed):
     num_parts, size = 4, 4 * prompts
     lengths = torch.randint(1, longest, (3 * size,), generator=torch.Generator().manual_seed(seed)).tolist()
     batch = reference([row // 4 for row in range(3 * size)], lengths)
@@ -132,6 +130,54 @@ def test_minibatches_are_divided_as_each_is_alone(longest, seed, prompts):
     division = divided(batch, num_parts, role="actor", minibatch_rows=size)
     assert rows_of(division.parts) == expected
     assert [list(sizes) for sizes in zip(*division.minibatch_rows, strict=True)] == [list(map(len, p)) for p in alone]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_minibatches_of_shuffled_shards_are_balanced_and_keep_prompts_together(seed):
+    num_parts, size = 4, 128
+    draw = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(5, 40, (2 * size,), generator=draw)
+    shards = [
+        reference([row // 4 for row in range(start, start + 64)], lengths[start : start + 64].tolist())
+        for start in range(0, 2 * size, 64)
+    ]
+    shuffled = torch.randperm(2 * size // 4, generator=draw)
+    rows = (4 * shuffled[:, None] + torch.arange(4)).flatten()
+    batch = BatchRef.concat(shards).take(rows)
+    division = divided(batch, num_parts, role="actor", minibatch_rows=size)
+    parts = rows_of(division.parts)
+    assert sorted(row for part in parts for row in part) == list(range(2 * size))
+    for minibatch in range(2):
+        own = [
+            part[sum(sizes[:minibatch]) :][: sizes[minibatch]]
+            for part, sizes in zip(parts, division.minibatch_rows, strict=True)
+        ]
+        assert {row // size for part in own for row in part} == {minibatch}
+        assert all(len({row // 4 for row in part}) * 4 == len(part) for part in own)
+        loads = [int(lengths[rows[part]].sum()) for part in own]
+        assert max(loads) <= (1 + SLACK_FRACTION) * sum(loads) / num_parts
+
+
+@pytest.mark.parametrize("uids", [[2**62, 2**62 + 1, 2**62, 5, 6, 5, 7, 8, 7], [0, -(2**63), 0, 1, 2, 1, 0, 3, 0]])
+def test_every_uid_can_be_divided_in_minibatches(uids):
+    parts = rows_of(divided(reference(uids, [1] * 9), 2, role="actor", minibatch_rows=3).parts)
+    assert sorted(map(len, parts)) == [3, 6]
+    own = [[uids[row] + row // 3 for row in part] for part in parts]
+    assert not set(own[0]) & set(own[1])
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 0, 0, 0, 0, 0, 0], [0] * 8])
+def test_a_minibatch_without_tokens_is_divided(lengths):
+    division = divided(reference(list(range(8)), lengths), 2, role="actor", minibatch_rows=4)
+    assert sorted(row for part in rows_of(division.parts) for row in part) == list(range(8))
+    assert [sum(sizes) for sizes in zip(*division.minibatch_rows, strict=True)] == [4, 4]
+
+
+@pytest.mark.parametrize("minibatch_rows", [None, 2])
+def test_a_batch_without_rows_has_too_few_prompts(minibatch_rows):
+    batch = reference([0, 1, 2, 3], [3, 3, 3, 3])
+    with pytest.raises(BatchError, match="0 prompts cannot be divided over the 2"):
+        divided(batch.take([]), 2, role="actor", minibatch_rows=minibatch_rows)
 
 
 def test_one_part_or_one_minibatch_is_not_cut():

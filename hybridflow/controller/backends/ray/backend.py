@@ -103,9 +103,9 @@ class RayBackend:
         name = f"{RAY_HOST} {handle.role}.{method} rank {host.rank}"  # that ps shows during the call
         run = host.actor.run.options(name=name, num_returns=form.objects)
         answer = run.remote(arguments.request(handle, method, form), *arguments.stored)
-        value, packets = (answer[0], tuple(answer[1:])) if form.objects > 1 else (answer, ())
+        value, packet = answer if form.objects > 1 else (answer, None)
         host.num_changes += form.changes
-        pending = Pending(handle, method, value, packets, changes=form.changes, number=number, sent=sent_at)
+        pending = Pending(handle, method, value, packet, changes=form.changes, number=number, sent=sent_at)
         pending.updates, pending.given = form.updates, tuple(arguments.stored)
         host.yielding = pending if form.yields else None
         self._watch.add(pending)

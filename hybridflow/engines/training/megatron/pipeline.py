@@ -83,8 +83,8 @@ def outputs_of_last_stage(outputs: Sequence[Mapping[str, Tensor]]) -> list[dict[
 def metrics_of_last_stage(metrics: Metrics) -> Metrics:
     """The last stage's metrics, on all stages."""
     own = SentMetrics.of(metrics)
-    form, _, numbers = _from_last_stage(own.form.encode() + b"\n" + own.numbers).partition(b"\n")
-    return SentMetrics(form.decode(), numbers).received()
+    schema, _, numbers = _from_last_stage(own.schema.encode() + b"\n" + own.numbers).partition(b"\n")
+    return SentMetrics(schema.decode(), numbers).received()
 
 
 def _from_last_stage(message: bytes) -> bytes:

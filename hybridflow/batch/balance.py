@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -9,23 +10,27 @@ _MOST_COMPARED, _MOST_ROUNDS = 16, 24
 """Groups of a rank that are considered for an exchange (some difference of 16 by 16 is close enough), and rounds."""
 
 
-def balanced_groups(group_ids: Sequence[int], costs: Sequence[float], parts: int) -> list[list[int]]:
+def balanced_groups(
+    group_ids: Sequence[int] | np.ndarray, costs: Sequence[float] | np.ndarray, parts: int
+) -> list[list[int]]:
     """Row positions for each of `parts` ranks: rows of one group stay together, loads are nearly equal.
 
     Longest processing time first: the largest load is at most 4/3 of the optimum (Graham 1969). Rows of a part are in
     ascending order.
     """
-    rows_of: dict[int, list[int]] = {}
-    for row, group in enumerate(group_ids):
-        rows_of.setdefault(group, []).append(row)
-    load_of = {group: sum(costs[row] for row in rows) for group, rows in rows_of.items()}
-    heap = [(0.0, part) for part in range(parts)]
-    chosen: list[list[int]] = [[] for _ in range(parts)]
-    for group in sorted(rows_of, key=lambda g: -load_of[g]):
+    if not len(group_ids):
+        return [[] for _ in range(parts)]
+    _, first_rows, groups = np.unique(np.asarray(group_ids), return_index=True, return_inverse=True)
+    loads = np.bincount(groups, np.asarray(costs, dtype=np.float64))
+    owners, heap = np.zeros(len(loads), dtype=np.int64), [(0.0, part) for part in range(parts)]
+    for group in np.lexsort((first_rows, -loads)).tolist():
         load, part = heapq.heappop(heap)
-        chosen[part].extend(rows_of[group])
-        heapq.heappush(heap, (load + load_of[group], part))
-    return [sorted(rows) for rows in chosen]
+        owners[group] = part
+        heapq.heappush(heap, (load + float(loads[group]), part))
+    own = owners[groups]
+    rows = np.argsort(own, kind="stable").tolist()
+    ends = np.cumsum(np.bincount(own, minlength=parts)).tolist()
+    return [rows[start:end] for start, end in pairwise([0, *ends])]
 
 
 def exchanged_groups(owners: np.ndarray, costs: np.ndarray, parts: int, *, most: np.ndarray) -> np.ndarray:

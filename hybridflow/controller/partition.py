@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ def _by_minibatches(batch: BatchRef, ends: np.ndarray, num_parts: int, role: str
 def _parts_of_minibatches(batch: BatchRef, ends: np.ndarray, num_parts: int, role: str) -> Parts:
     """The parts of the first minibatch of a batch, then those of the next, [M * num_parts]; see `partition`.
 
-    All minibatches are divided at once, by the same method; if that leaves one unbalanced, each is divided by itself.
+    All minibatches are divided at once, by the same method; if there is none for all, each is divided by itself.
     """
     sizes = np.diff(ends, prepend=0)
     if not batch.declares("uid"):
@@ -102,10 +102,8 @@ def _parts_of_minibatches(batch: BatchRef, ends: np.ndarray, num_parts: int, rol
         if (_heaviest(parts, lengths, num_parts) <= most).all():
             return parts
     exchanged = _exchanged(*whole[0], groups, lengths, num_parts, most=most) if whole else None
-    if exchanged is not None and (_heaviest(exchanged, lengths, num_parts) <= most).all():
-        return exchanged
-    if len(ends) == 1:
-        return _moved(groups, lengths, num_parts, exchanged)
+    if exchanged is not None or len(ends) == 1:
+        return _moved_where_needed(exchanged, ends, groups, lengths, num_parts, most=most)
     bounds = list(pairwise([0, *ends.tolist()]))
     each = [_parts_of_minibatches(batch.take(range(*own)), np.diff(own), num_parts, role) for own in bounds]
     rows = [parts.rows + start for parts, (start, _) in zip(each, bounds, strict=True)]
@@ -145,14 +143,20 @@ def _exchanged(
     return Parts(parts.rows[torch.from_numpy(own.argsort(kind="stable"))], sizes) if sizes.all() else None
 
 
-def _moved(groups: np.ndarray, lengths: np.ndarray, num_parts: int, exchanged: Parts | None) -> Parts:
-    """The parts of a single minibatch after all groups have moved; the given ones if they are about as balanced."""
-    chosen = balanced_groups(groups.tolist(), lengths.tolist(), num_parts)
-    moved = Parts(torch.tensor([row for rows in chosen for row in rows]), np.array([len(rows) for rows in chosen]))
-    enough = (1.0 + SLACK_FRACTION) * _heaviest(moved, lengths, num_parts)
-    if exchanged is None or (_heaviest(exchanged, lengths, num_parts) > enough).all():
-        return moved
-    return exchanged
+def _moved_where_needed(
+    parts: Parts | None, ends: np.ndarray, groups: np.ndarray, lengths: np.ndarray, num_parts: int, *, most: np.ndarray
+) -> Parts:
+    """The parts with all groups moved in unbalanced minibatches, if that balances them better; None: in all of them."""
+    each = list[Parts]()
+    for minibatch, (start, stop) in enumerate(pairwise([0, *ends.tolist()])):
+        own = None if parts is None else Parts(parts.rows[start:stop], parts.sizes.reshape(-1, num_parts)[minibatch])
+        if own is None or (_heaviest(own, lengths, num_parts) > most[minibatch]).all():
+            chosen = balanced_groups(groups[start:stop], lengths[start:stop], num_parts)
+            moved = Parts(start + torch.tensor(list(chain(*chosen))), np.array(list(map(len, chosen))))
+            enough = (1.0 + SLACK_FRACTION) * _heaviest(moved, lengths, num_parts)
+            own = moved if own is None or (_heaviest(own, lengths, num_parts) > enough).all() else own
+        each.append(own)
+    return Parts(torch.cat([own.rows for own in each]), np.concatenate([own.sizes for own in each]))
 
 
 def _heaviest(parts: Parts, lengths: np.ndarray, num_parts: int) -> np.ndarray:

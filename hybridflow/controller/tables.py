@@ -242,8 +242,6 @@ class View:
         """
         table = self.table
         left_out = {*table.removed, *(name for name in table.known if name in later)}
-        if undeclared is not None:  # of columns that other tables declare, only those are read, settled or not
-            left_out.update(name for name in wanted or () if name not in undeclared and name not in table.declared)
 
         def is_read(name: str) -> bool:
             return name not in left_out and (wanted is None or name in wanted)

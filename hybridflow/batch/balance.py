@@ -18,8 +18,6 @@ def balanced_groups(
     Longest processing time first: the largest load is at most 4/3 of the optimum (Graham 1969). Rows of a part are in
     ascending order.
     """
-    if not len(group_ids):
-        return [[] for _ in range(parts)]
     _, first_rows, groups = np.unique(np.asarray(group_ids), return_index=True, return_inverse=True)
     loads = np.bincount(groups, np.asarray(costs, dtype=np.float64))
     owners, heap = np.zeros(len(loads), dtype=np.int64), [(0.0, part) for part in range(parts)]

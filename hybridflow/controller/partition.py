@@ -146,7 +146,8 @@ def _exchanged(
 def _moved_where_needed(
     parts: Parts | None, ends: np.ndarray, groups: np.ndarray, lengths: np.ndarray, num_parts: int, *, most: np.ndarray
 ) -> Parts:
-    """The parts with all groups moved in unbalanced minibatches, if that balances them better; None: in all of them."""
+    """Moves all groups of each minibatch whose parts are unbalanced, if that balances it better; without `parts`, of
+    every minibatch."""
     each = list[Parts]()
     for minibatch, (start, stop) in enumerate(pairwise([0, *ends.tolist()])):
         own = None if parts is None else Parts(parts.rows[start:stop], parts.sizes.reshape(-1, num_parts)[minibatch])

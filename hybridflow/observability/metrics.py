@@ -162,7 +162,9 @@ def plain(metrics: Mapping[str, Measure]) -> dict[str, float]:
 
 def _reduced(name: str, values: Sequence[float], weights: Sequence[float], reductions: Sequence[str]) -> Measure:
     if len(set(reductions)) > 1:
-        raise ValueError(f"metric {name} is declared with more than one reduction: {', '.join(set(reductions))}")
+        raise ValueError(
+            f"metric {name} is declared with more than one reduction: {', '.join(sorted(set(reductions)))}"
+        )
     reduction = Reduction(reductions[0])
     if reduction is Reduction.mean:
         total_weight = math.fsum(weights)

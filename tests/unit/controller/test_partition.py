@@ -162,7 +162,7 @@ def test_minibatches_of_shuffled_shards_are_balanced_and_keep_prompts_together(s
 def test_every_uid_can_be_divided_in_minibatches(uids):
     parts = rows_of(divided(reference(uids, [1] * 9), 2, role="actor", minibatch_rows=3).parts)
     assert sorted(map(len, parts)) == [3, 6]
-    own = [[uids[row] + row // 3 for row in part] for part in parts]
+    own = [[(uids[row], row // 3) for row in part] for part in parts]
     assert not set(own[0]) & set(own[1])
 
 
